@@ -1,0 +1,1 @@
+"""Pure-torch provider of `hal` for the CPU."""

@@ -1,0 +1,1 @@
+"""NVIDIA provider of `hal`."""

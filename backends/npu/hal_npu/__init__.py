@@ -1,0 +1,1 @@
+"""Ascend NPU provider of `hal`."""

@@ -1,0 +1,1 @@
+"""AMD provider of `hal`."""

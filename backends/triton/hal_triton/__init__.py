@@ -1,0 +1,1 @@
+"""Triton kernels that the CUDA and ROCm providers of `hal` share."""
