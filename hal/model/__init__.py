@@ -1,0 +1,36 @@
+"""Hugging Face configs of every hybrid family, read into one ModelSpec; imports no torch."""
+
+from hal.model.reader import UnknownFamily, read
+from hal.model.spec import (
+    ATTENTION_KINDS,
+    DTYPE_BYTES,
+    STATEFUL_KINDS,
+    AttentionSpec,
+    CcaDims,
+    DeltaDims,
+    Dims,
+    GateKind,
+    Kind,
+    LayerSpec,
+    ModelSpec,
+    ScanDims,
+    ShortConvDims,
+)
+
+__all__ = [
+    "ATTENTION_KINDS",
+    "DTYPE_BYTES",
+    "STATEFUL_KINDS",
+    "AttentionSpec",
+    "CcaDims",
+    "DeltaDims",
+    "Dims",
+    "GateKind",
+    "Kind",
+    "LayerSpec",
+    "ModelSpec",
+    "ScanDims",
+    "ShortConvDims",
+    "UnknownFamily",
+    "read",
+]
