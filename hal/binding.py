@@ -1,0 +1,141 @@
+"""Bind a provider: probe it, import it, build it, and hold it against the Protocols."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, cast
+
+from hal.device import Device
+from hal.interfaces import Conv, ConvState, DeltaRule, Provider, Scan
+from hal_registry import (
+    Assignment,
+    Candidate,
+    Code,
+    Failure,
+    Judged,
+    Presence,
+    Reason,
+    Requirement,
+    attempt,
+    broken,
+    device_presence,
+    judge,
+    library_reasons,
+    load,
+)
+
+_PROTOCOLS: Final[Mapping[str, type]] = {
+    "conv": Conv,
+    "conv_state": ConvState,
+    "delta_rule": DeltaRule,
+    "scan": Scan,
+}
+_OF_PROVIDER: Final = ("prepare", "scratch_spec", "warmup")
+_SIDECAR: Final = ("attach", "begin", "step")
+
+Findings = Mapping[str, tuple[Reason, ...]]
+"""What speaks against a candidate, by operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """The look beyond manifests: libraries, device and arch, import, protocol.
+
+    Each step is taken only if the one before it found nothing, so nothing of a vendor is imported
+    where its libraries are missing.
+    """
+
+    device: Device
+
+    def __call__(
+        self, judged: Judged, needs: Sequence[Requirement], assignment: Assignment
+    ) -> Findings:
+        """The findings of the first step that has any."""
+        candidate = judged.candidate
+        if missing := tuple(library_reasons(candidate)):
+            return dict.fromkeys(judged.reasons, missing)
+        presence = device_presence(candidate, self.device.index)
+        if isinstance(presence, Reason):
+            return dict.fromkeys(judged.reasons, (presence,))
+        mine = [op for op, chosen in assignment.choices.items() if chosen.name == candidate.name]
+        if presence.arch and (found := _arch_findings(candidate, needs, presence, mine)):
+            return found
+        provider = attempt(lambda: build(candidate, self.device, assignment.layouts))
+        if isinstance(provider, Failure):
+            return dict.fromkeys(judged.reasons, (_unusable(candidate, provider),))
+        return _protocol_findings(judged, provider, mine)
+
+
+def build(candidate: Candidate, device: Device, layouts: Mapping[str, str]) -> Provider:
+    """Import and construct a candidate's provider for the layouts that its states will have."""
+    make = cast("Callable[[str, Mapping[str, object]], Provider]", load(candidate.manifest.load))
+    name = f"{device.type}:{device.index}" if device.index is not None else device.type
+    return make(name, {"layouts": dict(layouts)})
+
+
+def _arch_findings(
+    candidate: Candidate, needs: Sequence[Requirement], presence: Presence, mine: Sequence[str]
+) -> Findings:
+    """Judge again, now that the arch is known; only operations that it rules out fall away."""
+    there = [replace(need, arch=presence.arch) for need in needs if need.operation in mine]
+    return {op: found for op, found in judge(candidate, there).reasons.items() if found}
+
+
+def _unusable(candidate: Candidate, failure: Failure) -> Reason:
+    return broken(candidate.name, f"{candidate.manifest.load} that works", failure.text)
+
+
+def _protocol_findings(judged: Judged, provider: Provider, mine: Sequence[str]) -> Findings:
+    """What the provider lacks of the Protocols; a lack of its own speaks against everything."""
+    own = attempt(lambda: list(_lacks(Provider, provider, "provider", _OF_PROVIDER)))
+    if isinstance(own, Failure):
+        return dict.fromkeys(judged.reasons, (_unusable(judged.candidate, own),))
+    if own:
+        return dict.fromkeys(judged.reasons, tuple(own))
+    found = {op: attempt(partial(_violations, provider, op)) for op in mine}
+    return {
+        op: (_unusable(judged.candidate, lacks),) if isinstance(lacks, Failure) else tuple(lacks)
+        for op, lacks in found.items()
+        if lacks
+    }
+
+
+def _violations(provider: Provider, operation: str) -> list[Reason]:
+    """What an offered operation lacks of its Protocol."""
+    interface, _, verb = operation.partition(".")
+    if interface not in _PROTOCOLS:
+        return []
+    served = getattr(provider, interface, None)
+    verbs = _SIDECAR if interface == "conv_state" else (verb,)
+    return list(_lacks(_PROTOCOLS[interface], served, interface, verbs))
+
+
+def _lacks(protocol: type, served: object, name: str, verbs: Sequence[str]) -> Iterator[Reason]:
+    """Methods that are not there, or that cannot be called as the Protocol says."""
+    for verb in verbs:
+        method = getattr(served, verb, None)
+        if not callable(method):
+            yield _violation(f"{name}.{verb}", "a method", "none")
+            continue
+        wanted, has = inspect.signature(getattr(protocol, verb)), inspect.signature(method)
+        if not _takes(has, wanted):
+            needed = f"({', '.join([*wanted.parameters][1:])})"
+            yield _violation(f"{name}.{verb}", needed, f"({', '.join(has.parameters)})")
+
+
+def _takes(has: inspect.Signature, wanted: inspect.Signature) -> bool:
+    """Whether a method takes the Protocol's call, its positional names in the same order."""
+    parameters = [*wanted.parameters.values()][1:]
+    positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    named = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+    try:
+        has.bind(*positional, **named)
+    except TypeError:
+        return False
+    return [*has.parameters][: len(positional)] == positional
+
+
+def _violation(subject: str, needed: str, offered: str) -> Reason:
+    fix = "repair the provider; hal.interfaces has the Protocols"
+    return Reason(Code.PROTOCOL_VIOLATION, subject, needed, offered, fix=fix)

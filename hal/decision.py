@@ -1,0 +1,213 @@
+"""The decision: read, judge, probe, bind; an assignment or a refusal with every reason."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+from hal import model as models
+from hal.device import Device
+from hal.model.source import ConfigLike
+from hal.model.spec import ModelSpec
+from hal.options import Options
+from hal.refusal import Refusal, Rejected
+from hal.requirements import requirements
+from hal.sharding import shard_reasons
+from hal_registry import (
+    Assignment,
+    Code,
+    Failure,
+    Judged,
+    Reason,
+    Registry,
+    Requirement,
+    assign,
+    broken,
+    clashes,
+    interface_of,
+    judge,
+)
+
+Examine = Callable[[Judged, Sequence[Requirement], Assignment], Mapping[str, tuple[Reason, ...]]]
+"""Looks at a chosen candidate beyond its manifest; gives reasons by operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A model config, a device and the options of a run, asked of a registry."""
+
+    device: Device
+    config: object
+    options: Options
+    registry: Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer: an assignment, or a refusal; `model` is None where the family is unknown."""
+
+    question: Question
+    model: ModelSpec | None
+    needs: tuple[Requirement, ...]
+    judged: tuple[Judged, ...]
+    assignment: Assignment | None
+    refusal: Refusal | None
+
+
+def decide(question: Question, examine: Examine | None = None) -> Decision:
+    """Judge all candidates; `examine` probes and binds the chosen, and what fails is left out."""
+    failures: list[Reason] = []
+    extend = partial(_outside_family, question.registry, failures)
+    try:
+        model = models.read(cast("ConfigLike", question.config), extend=extend)
+    except models.UnknownFamily as error:
+        reasons: tuple[Reason, ...] = (_family_unknown(error), *failures)
+        refusal = Refusal(error.model_type, str(question.device), reasons)
+        return Decision(question, None, (), (), None, refusal)
+    device, options = question.device, question.options
+    if reasons := (*_not_hybrid(model), *shard_reasons(model, options.tp.size)):
+        refusal = Refusal(model.model_type, str(device), reasons)
+        return Decision(question, model, (), (), None, refusal)
+    needs = _insist(requirements(model, options, device.arch), options.providers)
+    judged = [judge(c, needs) for c in question.registry.on(device.type)]
+    own = tuple(_override_reasons(question, needs))
+    assignment = None if own else _choose(judged, needs, options.providers, examine)
+    refused = None if assignment else _refusal(question, model, needs, judged, own)
+    return Decision(question, model, needs, tuple(judged), assignment, refused)
+
+
+def _insist(needs: Sequence[Requirement], overrides: Mapping[str, str]) -> tuple[Requirement, ...]:
+    """An operation that an override names is required, so that the override cannot be ignored."""
+    return tuple(
+        replace(need, optional=need.optional and need.operation not in overrides) for need in needs
+    )
+
+
+def _choose(
+    judged: list[Judged],
+    needs: Sequence[Requirement],
+    overrides: Mapping[str, str],
+    examine: Examine | None,
+) -> Assignment | None:
+    """Assign, examine the chosen, and assign again without what failed.
+
+    What an examination finds is added to `judged`, so that a refusal shows it.
+    """
+    while (assignment := assign(judged, needs, overrides)) is not None:
+        chosen = {candidate.name for candidate in assignment.choices.values()}
+        examined = [j for j in judged if examine is not None and j.candidate.name in chosen]
+        found = {j.candidate.name: examine(j, needs, assignment) for j in examined if examine}
+        if not any(found.values()):
+            return assignment
+        judged[:] = [_with(j, found.get(j.candidate.name, {})) for j in judged]
+    return None
+
+
+def _with(judged: Judged, found: Mapping[str, tuple[Reason, ...]]) -> Judged:
+    return replace(
+        judged, reasons={op: (*old, *found.get(op, ())) for op, old in judged.reasons.items()}
+    )
+
+
+def _outside_family(
+    registry: Registry, failures: list[Reason], config: Mapping[str, object]
+) -> ModelSpec | None:
+    """Ask the plugins for a family that `hal` does not know; what fails is noted."""
+    for plugin, answer in registry.ask("hal_requirements", config):
+        if isinstance(answer, ModelSpec):
+            return answer
+        if answer is not None:
+            text = answer.text if isinstance(answer, Failure) else repr(answer)
+            failures.append(broken(plugin, "a ModelSpec from hal_requirements", text))
+    return None
+
+
+def _family_unknown(error: models.UnknownFamily) -> Reason:
+    return Reason(
+        Code.FAMILY_UNKNOWN,
+        subject=error.model_type,
+        needed="a family that hal or a plugin knows",
+        offered=str(error),
+        fix="install a plugin whose hal_requirements hook describes this family",
+    )
+
+
+def _not_hybrid(model: ModelSpec) -> Iterator[Reason]:
+    if not any(model.stateful_layers()):
+        kinds = sorted({kind.value for layer in model.layers for kind in layer.kinds})
+        yield Reason(
+            Code.NOT_HYBRID,
+            subject=model.model_type,
+            needed="a layer with a conv or recurrent state",
+            offered=f"{len(model.layers)} layers of {', '.join(kinds)}",
+            fix="serve the model without hal, or correct its layer pattern",
+        )
+
+
+def _override_reasons(question: Question, needs: Sequence[Requirement]) -> Iterator[Reason]:
+    """Overrides that name nothing this model needs, or nobody who is there."""
+    operations = {need.operation for need in needs}
+    interfaces = {interface_of(operation) for operation in operations}
+    names = [c.name for c in question.registry.on(question.device.type)]
+    for target, name in question.options.providers.items():
+        code = Code.OPERATION_MISSING if "." in target else Code.INTERFACE_MISSING
+        wanted = f"{name}, as providers asks"
+        if target not in operations | interfaces:
+            offered = f"a model that needs {', '.join(sorted(interfaces))} only"
+            yield Reason(code, target, wanted, offered, fix="drop the override")
+        elif name not in names:
+            offered = f"providers {', '.join(names) or 'of no name'}"
+            yield Reason(code, target, wanted, offered, fix=f"install {name}, or name another")
+
+
+def _no_plugin(question: Question) -> Iterator[Reason]:
+    device, registry = question.device.type, question.registry
+    if not registry.on(device) and not registry.faults_on(device):
+        devices = ", ".join(registry.devices()) or "no device"
+        yield Reason(
+            Code.DEVICE_ABSENT,
+            subject=device,
+            needed="a provider plugin for this device",
+            offered=f"plugins for {devices}",
+            fix=f"install a provider for {device}",
+        )
+
+
+def _refusal(
+    question: Question,
+    model: ModelSpec,
+    needs: Sequence[Requirement],
+    judged: Sequence[Judged],
+    own: tuple[Reason, ...],
+) -> Refusal:
+    """All reasons of all candidates, the nearest candidate first, then the faults."""
+    required = list(dict.fromkeys(need.operation for need in needs if not need.optional))
+    near = sorted(judged, key=lambda j: sum(not j.fits(op) for op in required))
+    rejected = [Rejected.of(j.candidate, j.all_reasons(required)) for j in near]
+    faults = question.registry.faults_on(question.device.type)
+    return Refusal(
+        model.model_type,
+        str(question.device),
+        (
+            *_no_plugin(question),
+            *(own or (clashes(judged, needs, question.options.providers) if judged else ())),
+        ),
+        (
+            *(r for r in rejected if r.reasons),
+            *(Rejected(f.name, f.distribution, f.version, (f.reason(),)) for f in faults),
+        ),
+        tuple(_alternatives(question, needs)),
+    )
+
+
+def _alternatives(question: Question, needs: Sequence[Requirement]) -> Iterator[tuple[str, str]]:
+    """Other devices whose providers fit by their manifests, the arch left open."""
+    open_needs = [replace(need, arch="") for need in needs]
+    for device in question.registry.devices():
+        if device == question.device.type:
+            continue
+        judged = [judge(c, open_needs) for c in question.registry.on(device)]
+        found = assign(judged, open_needs)
+        if found is not None:
+            names = dict.fromkeys(c.name for c in found.choices.values())
+            yield device, " + ".join(names)
