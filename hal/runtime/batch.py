@@ -1,0 +1,156 @@
+"""A step as the engine states it on the host, and the checks that make it safe to run."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+NO_SLOT: Final = -1
+"""How `hal` writes "no slot"; any negative id means it."""
+
+
+class Mode(StrEnum):
+    """What kind of step this is; declared by the engine, never inferred from shapes."""
+
+    DECODE = "DECODE"
+    EXTEND = "EXTEND"
+    MIXED = "MIXED"
+    VERIFY = "VERIFY"
+    DRAFT_EXTEND = "DRAFT_EXTEND"
+    IDLE = "IDLE"
+
+
+Track = tuple[int, int, int]
+"""(row, token position, slot): store the state after the tokens before `position` in `slot`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step: for every row its new tokens, its position and its slots, as host integers.
+
+    `lengths[i]` tokens of row i follow each other in the packed input; they start at position
+    `start[i]`. Row i reads `src[i]` (negative: a fresh request) and leaves its state in `dst[i]`
+    (negative: nowhere). A row without tokens is a no-op. In DECODE every row is one token, and a
+    row with neither slot is padding.
+    """
+
+    mode: Mode
+    lengths: Sequence[int] = ()
+    start: Sequence[int] = ()
+    src: Sequence[int] = ()
+    dst: Sequence[int] = ()
+    track: Sequence[Track] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many rows, pads included."""
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        """How many packed tokens; every row of a DECODE step takes one, pads included."""
+        return self.rows if self.mode is Mode.DECODE else sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a backend was built for, so that a batch can be refused with both numbers."""
+
+    slots: int
+    max_batch: int
+    max_tokens: int
+    modes: frozenset[Mode]
+    track: int | None = None
+    """Granularity of tracked positions, None where tracking was not selected."""
+
+
+def check(batch: Batch, limits: Limits) -> None:
+    """Raise ValueError for a step that cannot run or would race; nothing is changed."""
+    _check_mode(batch, limits)
+    _check_sizes(batch, limits)
+    _check_rows(batch)
+    _check_slots(batch, limits)
+    _check_track(batch, limits)
+    _check_races(batch)
+
+
+def _check_mode(batch: Batch, limits: Limits) -> None:
+    if not isinstance(batch.mode, Mode):
+        raise ValueError(f"Invalid forward mode: {batch.mode}")
+    if batch.mode not in limits.modes:
+        served = ", ".join(sorted(limits.modes))
+        raise ValueError(f"begin: mode {batch.mode} was not selected for, served are {served}")
+
+
+def _check_sizes(batch: Batch, limits: Limits) -> None:
+    for name in ("start", "src", "dst"):
+        size = len(getattr(batch, name))
+        if size != batch.rows:
+            raise ValueError(f"begin: {batch.rows} lengths, {size} entries in {name}")
+    if batch.rows > limits.max_batch:
+        raise ValueError(f"begin: {batch.rows} rows, the backend was built for {limits.max_batch}")
+    if batch.tokens > limits.max_tokens:
+        raise ValueError(
+            f"begin: {batch.tokens} tokens, the backend was built for {limits.max_tokens}"
+        )
+
+
+def _check_rows(batch: Batch) -> None:
+    for row, (length, start, src, dst) in enumerate(
+        zip(batch.lengths, batch.start, batch.src, batch.dst, strict=True)
+    ):
+        if length < 0 or start < 0:
+            raise ValueError(f"begin: row {row}: length {length}, start {start}: expected >= 0")
+        if src < 0 and start > 0 and length > 0:
+            raise ValueError(f"begin: row {row} starts at {start} without a src slot")
+        if batch.mode is Mode.IDLE and length:
+            raise ValueError(f"begin: row {row} has {length} tokens in an IDLE step")
+        if batch.mode is Mode.DECODE and length != 1 and (length or src >= 0 or dst >= 0):
+            raise ValueError(f"begin: row {row} has {length} tokens in a DECODE step, expected 1")
+
+
+def _check_slots(batch: Batch, limits: Limits) -> None:
+    named = [("src", batch.src), ("dst", batch.dst), ("track", [t[2] for t in batch.track])]
+    for name, slots in named:
+        for slot in slots:
+            if slot == 0 or slot > limits.slots:
+                raise ValueError(f"begin: slot {slot} in {name}, pool has slots 1..{limits.slots}")
+
+
+def _check_track(batch: Batch, limits: Limits) -> None:
+    for row, position, slot in batch.track:
+        if slot < 0:
+            continue
+        if limits.track is None:
+            raise ValueError("begin: track points need a selection with prefix_cache")
+        if not 0 <= row < batch.rows:
+            raise ValueError(f"begin: track point of row {row}, the batch has {batch.rows} rows")
+        count, length = position - batch.start[row], batch.lengths[row]
+        if not 1 <= count <= length:
+            raise ValueError(
+                f"begin: track point (row {row}, count {count}), row {row} has {length} tokens"
+            )
+        if position % limits.track:
+            raise ValueError(
+                f"begin: track point (row {row}, position {position}) "
+                f"is not a multiple of {limits.track}"
+            )
+
+
+def _check_races(batch: Batch) -> None:
+    """Live targets are distinct, and no row reads what another row writes."""
+    live = [row for row in range(batch.rows) if batch.lengths[row] > 0]
+    writers = {batch.dst[row]: f"row {row}" for row in live if batch.dst[row] >= 0}
+    targets = [(batch.dst[row], f"dst of row {row}") for row in live if batch.dst[row] >= 0]
+    points = [(slot, f"a track point of row {row}") for row, _, slot in batch.track if slot >= 0]
+    counts = Counter(slot for slot, _ in targets + points)
+    for slot, times in counts.items():
+        if times > 1:
+            who = [name for target, name in targets + points if target == slot]
+            raise ValueError(f"begin: slot {slot} is {' and '.join(who)}")
+    writers |= dict(points)
+    for row in live:
+        src = batch.src[row]
+        if src >= 0 and writers.get(src, f"row {row}") != f"row {row}":
+            raise ValueError(f"begin: row {row} reads slot {src}, which {writers[src]} writes")

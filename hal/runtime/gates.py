@@ -1,0 +1,31 @@
+"""Gates that the runtime makes itself, for providers that take them ready-made."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from hal.interfaces import Gate
+from hal.model.spec import GateKind
+
+
+def ready(gate: Gate, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Log decay and beta in float32 from raw a `[T, HV]` or `[T, HV, K]` and b `[T, HV]`."""
+    beta = torch.sigmoid(b.float()) * gate.beta_scale
+    raw = a.float() + gate.dt_bias
+    scale = gate.A_log.exp()
+    if gate.kind is not GateKind.SCALAR:
+        scale = scale.unsqueeze(-1)
+    if gate.kind is GateKind.SAFE and gate.lower_bound is not None:
+        return gate.lower_bound * torch.sigmoid(scale * raw), beta
+    return -scale * softplus(raw), beta
+
+
+def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float, kind: GateKind) -> Tensor:
+    """rms(o) * weight, times silu(z) (scalar gate) or sigmoid(z) (channel gates), in float32.
+
+    o, z `[T, HV, V]`, weight `[V]`; one rounding, to o's dtype.
+    """
+    x, gate = o.float(), z.float()
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+    factor = torch.sigmoid(gate)
+    return (x * (gate * factor if kind is GateKind.SCALAR else factor)).to(o.dtype)

@@ -1,0 +1,121 @@
+"""The state pool: one tensor a state and layer, slot 0 reserved, slots 1..N handed out."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, NewType
+
+import torch
+from torch import Tensor
+
+from hal.errors import PoolExhausted
+from hal.states import StateSpec
+
+Slot = NewType("Slot", int)
+"""A place in the pool; not a request's row number, which is another space."""
+
+RESERVED: Final = 1
+"""Slot 0 is never handed out: kernels that cannot skip may use it as a sink."""
+
+
+class Pool:
+    """Tensors `[slots + 1, …]` for every state of the plan, and the slots that are free.
+
+    A slot keeps the last tenant's bytes: a fresh request reads none of them, since it starts from
+    `src = none`. Every failing call leaves the pool as it was.
+    """
+
+    def __init__(self, states: Sequence[StateSpec], slots: int, device: torch.device) -> None:
+        if slots < 1:
+            raise ValueError(f"pool: {slots} slots, expected at least 1")
+        self.slots = slots
+        self.states = tuple(states)
+        self._tensors: dict[int, dict[str, Tensor]] = {}
+        for spec in states:
+            shape = (slots + RESERVED, *spec.shape)
+            tensor = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+            self._tensors.setdefault(spec.layer, {})[spec.name] = tensor
+        self._free: deque[Slot] = deque()
+        self._used: set[Slot] = set()
+        self.reset()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors, the reserved slot included."""
+        return sum(t.numel() * t.element_size() for t in self._all())
+
+    @property
+    def free_slots(self) -> int:
+        """How many slots `alloc` can still hand out."""
+        return len(self._free)
+
+    def tensors(self, layer: int) -> dict[str, Tensor]:
+        """A layer's state tensors by name, slot axis first."""
+        return self._tensors[layer]
+
+    def alloc(self, count: int = 1) -> list[Slot]:
+        """Hand out `count` slots, or raise `PoolExhausted` with the numbers and hand out none."""
+        if count < 0:
+            raise ValueError(f"pool: alloc({count}), expected at least 0")
+        if count > len(self._free):
+            raise PoolExhausted(
+                f"pool: {count} slots asked for, {len(self._free)} of {self.slots} are free; "
+                f"free some, or build the backend with more slots"
+            )
+        taken = [self._free.popleft() for _ in range(count)]
+        self._used.update(taken)
+        return taken
+
+    def free(self, slots: Iterable[Slot]) -> None:
+        """Take slots back; one that is not in use, or is named twice, is an error."""
+        given = list(slots)
+        stray = sorted({s for s in given if s not in self._used or given.count(s) > 1})
+        if stray:
+            raise ValueError(f"pool: free of slots {stray}, which are not in use exactly once")
+        self._used.difference_update(given)
+        self._free.extend(given)
+
+    def fork(self, source: Slot) -> Slot:
+        """A new slot with a bit-exact copy of `source`, over all layers."""
+        self._check_used(source)
+        (target,) = self.alloc(1)
+        self.copy([source], [target])
+        return target
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slots pair by pair, bit-exactly, over all layers; negative ids skip their pair."""
+        if len(sources) != len(targets):
+            raise ValueError(f"pool: copy of {len(sources)} slots to {len(targets)} slots")
+        pairs = [(s, t) for s, t in zip(sources, targets, strict=True) if s >= 0 and t >= 0]
+        for slot in (slot for pair in pairs for slot in pair):
+            self._check_range(slot)
+        written = [t for _, t in pairs]
+        if len(set(written)) < len(written) or set(written) & {s for s, _ in pairs}:
+            raise ValueError(f"pool: copy {pairs}: targets must be distinct and no sources")
+        for tensor in self._all() if pairs else ():
+            for source, target in pairs:
+                tensor[target].copy_(tensor[source])
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Zero slots over all layers; negative ids are skipped."""
+        live = [slot for slot in slots if slot >= 0]
+        for slot in live:
+            self._check_range(slot)
+        for tensor in self._all():
+            for slot in live:
+                tensor[slot].zero_()
+
+    def reset(self) -> None:
+        """Take every slot back; no byte is touched."""
+        self._used.clear()
+        self._free = deque(Slot(i) for i in range(RESERVED, self.slots + RESERVED))
+
+    def _all(self) -> Iterable[Tensor]:
+        return (t for named in self._tensors.values() for t in named.values())
+
+    def _check_range(self, slot: int) -> None:
+        if not RESERVED <= slot <= self.slots:
+            raise ValueError(f"pool: slot {slot}, pool has slots {RESERVED}..{self.slots}")
+
+    def _check_used(self, slot: Slot) -> None:
+        if slot not in self._used:
+            raise ValueError(f"pool: slot {slot} is not in use")
