@@ -1,6 +1,7 @@
 """Hugging Face configs of every hybrid family, read into one ModelSpec; imports no torch."""
 
 from hal.model.reader import UnknownFamily, read
+from hal.model.source import ConfigLike
 from hal.model.spec import (
     ATTENTION_KINDS,
     DTYPE_BYTES,
@@ -23,6 +24,7 @@ __all__ = [
     "STATEFUL_KINDS",
     "AttentionSpec",
     "CcaDims",
+    "ConfigLike",
     "DeltaDims",
     "Dims",
     "GateKind",

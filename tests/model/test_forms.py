@@ -74,11 +74,12 @@ def test_every_form_of_a_public_model_reads_alike(name: str, tmp_path: Path) -> 
 def test_entries_left_out_take_the_value_that_the_config_class_has(
     model_type: str, tmp_path: Path
 ) -> None:
+    given = FOUR_LAYERS.get(model_type, {})
     config = {
         "model_type": model_type,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 4 if given else 12,
         "hidden_size": HIDDEN.get(model_type, 4096),
-        **FOUR_LAYERS.get(model_type, {}),
+        **given,
     }
     assert_all_equal(forms(config, tmp_path))
 

@@ -326,6 +326,10 @@ def test_olmo_without_a_list_ends_in_full_attention_if_it_is_short(layers: int) 
     assert full(spec) == (list(range(3, layers, 4)) or [layers - 1])
 
 
+def test_a_given_key_dim_of_olmo_is_not_derived() -> None:
+    assert delta(read(tiny("olmo_hybrid", linear_key_head_dim=10))).K == 10
+
+
 def test_beta_of_olmo_may_reach_two() -> None:
     assert delta(read(tiny("olmo_hybrid"))).beta_scale == 2.0
     assert delta(read(tiny("olmo_hybrid", linear_allow_neg_eigval=False))).beta_scale == 1.0
@@ -411,6 +415,22 @@ def test_the_inner_width_of_nemotron_is_heads_times_head_dim() -> None:
 def test_nemotron_accepts_the_spellings_of_other_families(spelling: str, usual: str) -> None:
     config = tiny("nemotron_h", **{usual: 3})
     assert read(without({**config, spelling: 3}, usual)) == read(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        *((name, "mamba_conv_bias") for name in ("bamba", "falcon_h1", "granitemoehybrid")),
+        *((name, "mamba_conv_bias") for name in ("jamba", "nemotron_h", "zamba")),
+        *((name, "use_conv_bias") for name in ("mamba", "falcon_mamba", "mamba2")),
+        *((name, "use_conv_bias") for name in ("nemotron_h", "zamba2")),
+    ],
+)
+def test_the_convolution_of_a_scan_has_a_bias_unless_that_is_turned_off(
+    name: str, entry: str
+) -> None:
+    assert scan(read(without(tiny(name), entry))).conv_bias is True
+    assert scan(read(tiny(name, **{entry: False}))).conv_bias is False
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", "zamba2"])

@@ -1,5 +1,7 @@
 """The CPU delta rule equals the float64 oracle over dtypes, dims, gates, layouts and lengths."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from hal.model.spec import GateKind
 from hal_cpu.chunk import CHANNEL_CHUNK, SCALAR_CHUNK
 from hal_cpu.provider import TorchProvider
 from hal_cpu.recurrent import IN_PLACE_ELEMENTS
-from support.ops import Call, Delta, delta_case, i32, make_rows
+from support.ops import LIMITS, Call, Delta, delta_case, i32, make_rows, worst
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 GATES = (GateKind.SCALAR, GateKind.CHANNEL, GateKind.SAFE, None)
@@ -32,7 +34,7 @@ MIXED = make_rows(
 ROWS = make_rows(
     [(1, "continue"), (1, "fresh"), (1, "pad"), (1, "fork"), (1, "stateless"), (1, "pad")], seed=4
 )
-SMALL, LARGE = Delta(H=2, HV=4, K=16, V=24), Delta(H=2, HV=4, K=64, V=192)
+SMALL, LARGE = Delta(H=2, HV=4, K=16, V=24), Delta(H=2, HV=4, K=96, V=192)
 
 
 def prefill(layout: str = "VK") -> Call:
@@ -154,3 +156,24 @@ def test_a_tracked_state_has_the_bits_of_its_prefix_run_alone() -> None:
     alone = delta_case(rows).replace(**cut, query_start_loc=i32(0, 41))
     _, prefix = alone.run(prefill())
     assert torch.equal(state[slot], prefix[rows.dst[0]])
+
+
+@pytest.mark.parametrize("dims", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_sixty_four_decodes_in_place_stay_within_the_limits(dims: Delta, hard: bool) -> None:
+    dims = replace(dims, gate=None if hard else GateKind.SCALAR, hard=hard, log_g=-1e-3)
+    case = delta_case(make_rows([(64, "continue")]), replace(dims, beta_scale=2))
+    want, end = case.expect()
+    state, slot = case.args["state"].clone(), case.args["dst"]
+    got = torch.cat(
+        [
+            decode()(
+                **{name: case.args[name][t : t + 1] for name in ("q", "k", "v", "a", "b")},
+                gate=case.args["gate"], state=state, src=slot, dst=slot,
+            )
+            for t in range(64)
+        ]
+    )  # fmt: skip
+    limits = LIMITS["float32", "one rounding"]
+    assert worst(got.transpose(0, 1), want.transpose(0, 1), 1) <= limits[0]
+    assert worst(state[slot], end[slot], 2) <= limits[1]

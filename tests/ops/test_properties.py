@@ -34,7 +34,7 @@ CALLS: dict[str, Callable[..., torch.Tensor]] = {
 }
 TOKENS = ("x", "q", "k", "v", "a", "b")
 search = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 
 LENGTHS = st.one_of(st.integers(0, 6), st.sampled_from([15, 16, 17, 63, 64, 65, 130]))
@@ -46,7 +46,7 @@ DIMS = st.builds(
     Delta,
     H=st.integers(1, 2),
     HV=st.sampled_from([2, 4]),
-    K=st.sampled_from([16, 32]),
+    K=st.sampled_from([16, 32, 96]),
     V=st.sampled_from([16, 48, 192]),
     gate=st.sampled_from([*GateKind, None]),
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from support.ops import (
 )
 
 PROVIDER = TorchProvider("cpu", {})
-SMALL, LARGE = Delta(), Delta(K=64, V=192)
+SMALL, LARGE = Delta(), Delta(K=96, V=192)
 PACKED = make_rows(
     [(5, "fork"), (0, "continue"), (1, "continue"), (70, "fresh"), (2, "stateless"), (1, "fork")],
     seed=11,
@@ -174,3 +175,21 @@ def test_several_rows_may_start_from_one_source(number: int) -> None:
 def test_two_runs_give_the_same_bits(number: int) -> None:
     case, call = cases()[number]
     assert torch.equal(case.run(call)[0], case.run(call)[0])
+
+
+def test_slots_past_two_to_the_31_elements_are_addressed_rightly(tmp_path: Path) -> None:
+    dims, far = Delta(H=1, HV=1, K=16, V=8), 4097
+    stride = 2**31 // (far - 1)
+    size = stride * (far + 1)
+    (tmp_path / "pool").touch()
+    whole = torch.from_file(str(tmp_path / "pool"), shared=True, size=size, dtype=torch.float32)
+    pool = whole.as_strided((far + 1, 1, 8, 16), (stride, 128, 16, 1))
+    pool[far] = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
+    near = delta_case(make_rows([(3, "continue"), (1, "fresh")]), dims)
+    held = near.replace(state=pool[[0, far]], src=i32(1, -1), dst=i32(1, 0))
+    want, end = held.expect()
+    spots = {"src": i32(far, -1), "dst": i32(far, far - 1)}
+    got = PROVIDER.delta_rule.prefill(**{**near.args, **spots, "state": pool})
+    assert torch.allclose(got.double(), want, atol=1e-6)
+    assert torch.allclose(pool[[far - 1, far]].double(), end, atol=1e-6)
+    assert not pool[[1, far - 2]].any()

@@ -4,12 +4,13 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from hal.runtime.checks import check_conv, check_rows
 from hal_cpu.gates import silu_
 from hal_cpu.rows import Packed, Row, Steps, gather, result_like, scatter
 
-BLOCK_ELEMENTS: Final = 1 << 16
+BLOCK_ELEMENTS: Final = 1 << 18
 """Elements of a time block: its float32 sum stays in cache over all taps."""
 
 
@@ -99,12 +100,6 @@ def _taps(weight: Tensor) -> Tensor:
     return weight.float().t().contiguous()
 
 
-def _finish(total: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    if bias is not None:
-        total.add_(bias)
-    return silu_(total) if activation else total
-
-
 def _step(
     x: Tensor,
     taps: Tensor,
@@ -115,7 +110,11 @@ def _step(
 ) -> Tensor:
     """Convolve one token of each row, x and result `[n, C]`, and move the windows on."""
     window = torch.cat((gather(state, steps.sources), x.to(state.dtype).unsqueeze(1)), dim=1)
-    y = _finish((window * taps).sum(1), bias, activation)
+    y = (window * taps).sum(1)
+    if bias is not None:
+        y.add_(bias)
+    if activation:
+        silu_(y)
     scatter(state, steps.targets, window[:, 1:])
     return y.to(x.dtype)
 
@@ -140,7 +139,9 @@ def _run(
         total = part[: end - begin] * taps[0]
         for tap in range(1, width):
             total.addcmul_(part[tap : tap + end - begin], taps[tap])
-        out[row.begin + begin : row.begin + end] = _finish(total, bias, activation)
+        if bias is not None:
+            total.add_(bias)
+        out[row.begin + begin : row.begin + end] = silu(total) if activation else total
     for count, slot in (*row.track, (row.length, row.dst)):
         if slot >= 0:
             state[slot] = inputs[count : count + width - 1]

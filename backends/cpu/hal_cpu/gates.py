@@ -1,8 +1,8 @@
 """The gate: log decay and beta from the raw projections.
 
-Only `exp` and `log1p` are used, never `sigmoid`, `silu` or `softplus`: those round the last few
-elements of a tensor another way than the rest, so a row's bits would depend on its place in the
-batch.
+Where rows share a tensor only `exp` and `log1p` are used, never torch's `sigmoid`, `silu` or
+`softplus`: those round the last few elements of a tensor another way than the rest, so a row's bits
+would depend on its place in the batch.
 """
 
 from typing import Final

@@ -10,7 +10,7 @@ FEATURES = ("negative_slots", "strided")
 
 CONV = Offer(
     dtypes=FLOATS,
-    layouts=("CW",),
+    layouts=("CW", "WC"),
     activations=("silu", "none"),
     widths=WIDTHS,
     track=(1,),
@@ -19,8 +19,8 @@ CONV = Offer(
 DELTA = Offer(
     dtypes=FLOATS,
     state_dtypes=("float32",),
-    layouts=("VK",),
-    gates=("scalar", "ready_scalar"),
+    layouts=("VK", "KV"),
+    gates=("scalar", "channel", "safe", "ready_scalar", "ready_channel"),
     head_dims=DIMS,
     ratios=RATIOS,
     track=(1,),
@@ -32,7 +32,7 @@ OFFERS = {
     "delta_rule.prefill": DELTA,
     "delta_rule.decode": DELTA,
     "conv_state.step": Offer(
-        dtypes=FLOATS, layouts=("CW",), kinds=("short_conv",), features=("negative_slots",)
+        dtypes=FLOATS, layouts=("CW", "WC"), kinds=("short_conv",), features=("negative_slots",)
     ),
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from hal_cpu.keys import keys_and_queries
 from hal_cpu.rows import Steps, gather, scatter, start_state
 
-IN_PLACE_ELEMENTS: Final = 1 << 15
+IN_PLACE_ELEMENTS: Final = 1 << 16
 """Slots at least this large are updated where they are: to copy them costs more than to call for
 each row."""
 
@@ -26,7 +26,7 @@ def advance_rows(
     """Advance each row by its token; state `[S, HV, K, V]`, result float32 `[n, HV, V]`.
 
     decay `[n, HV, 1 or K]` is exp(g), beta `[n, HV]`. Value heads that share a key head lie side by
-    side, so that nothing is repeated for them.
+    side, so that the update repeats nothing for them.
     """
     (count, heads, value_dim), key_heads = v.shape, q.shape[1]
     groups, ratio = count * key_heads, heads // key_heads
@@ -34,7 +34,7 @@ def advance_rows(
     fall = decay.reshape(groups, ratio, 1, -1)
     key, query = both.unbind(2)
     operands = (
-        both * fall,
+        both.expand(-1, ratio, -1, -1),
         key.unsqueeze(-1),
         (key * query).sum(-1, keepdim=True),
         v.float().reshape(groups, ratio, value_dim),
@@ -80,16 +80,14 @@ def _advance(
 ) -> Tensor:
     """Update states `[n, HV, K, V]` in place; return what the queries read, `[n*H, HV/H, V]`.
 
-    With D = exp(g) the decayed state gives k the read `(D k) S`, and q reads the new state as
-    `(D q) S + (q.k) u`: one product of the old state with both vectors, then one decay and one
-    rank-one update.
+    The query reads the new state as `S q + (k.q) u`, so that one product of the decayed state
+    serves key and query. Decay comes first: to stream over the state is the cheapest fetch.
     """
     groups, ratio, value_dim = value.shape
-    key_dim = state.shape[2]
-    flat = state.view(groups * ratio, key_dim, value_dim)
-    read = torch.bmm(readers.view(groups * ratio, 2, key_dim), flat)
+    flat = state.view(groups * ratio, -1, value_dim)
+    grouped = flat.view(groups, ratio, -1, value_dim).mul_(fall)
+    read = torch.bmm(readers.reshape(groups * ratio, 2, -1), flat)
     of_key, of_query = read.view(groups, ratio, 2, value_dim).unbind(2)
     update = (value - of_key).mul_(beta)
-    grouped = flat.view(groups, ratio, key_dim, value_dim)
-    grouped.mul_(fall).addcmul_(key, update.unsqueeze(2))
+    grouped.addcmul_(key, update.unsqueeze(2))
     return of_query.addcmul(dot, update)

@@ -1,0 +1,1 @@
+"""The conformance kit: what a vendor runs to show that a provider keeps its word."""

@@ -1,0 +1,91 @@
+"""Cases of the delta rule."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hal.interfaces import Gate
+from hal.model.spec import GateKind
+from hal.testing.case import Case
+from hal.testing.rows import Rows, index_args, packed, poisoned_pool
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Dims and inputs of a delta-rule case."""
+
+    H: int = 2
+    HV: int = 4
+    K: int = 16
+    V: int = 24
+    gate: GateKind | None = GateKind.SCALAR
+    per_channel: bool = False
+    beta_scale: float = 1.0
+    hard: bool = False
+    log_g: float | None = None
+    scale: float = 1.0
+    qk_l2norm: bool = True
+
+
+def make_gate(dims: Delta, gen: torch.Generator) -> Gate | None:
+    """A gate as models initialise it: A in 1..16, dt in 1e-3..0.1."""
+    if dims.gate is None:
+        return None
+    shape = (dims.HV,) if dims.gate is GateKind.SCALAR else (dims.HV, dims.K)
+    dt = torch.exp(torch.rand(shape, generator=gen) * 4.6 - 6.9)
+    bound = -5.0 if dims.gate is GateKind.SAFE else None
+    A_log = torch.log(1 + 15 * torch.rand(dims.HV, generator=gen))
+    bias = dt + torch.log(-torch.expm1(-dt))
+    return Gate(dims.gate, A_log, bias, bound, dims.beta_scale)
+
+
+def _raw_gates(
+    dims: Delta, tokens: int, dtype: torch.dtype, gen: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    channel = dims.per_channel or dims.gate in (GateKind.CHANNEL, GateKind.SAFE)
+    shape = (tokens, dims.HV, dims.K) if channel else (tokens, dims.HV)
+    a = torch.randn(shape, generator=gen)
+    b = torch.randn(tokens, dims.HV, generator=gen) * (2 if dims.hard else 1)
+    if dims.gate is not None:
+        return a.to(dtype), b.to(dtype)
+    g = -a.abs() * (0.1 if dims.log_g is None else 0.0) + (dims.log_g or 0.0)
+    return g, dims.beta_scale * torch.sigmoid(b)
+
+
+def delta_case(
+    rows: Rows,
+    dims: Delta = Delta(),
+    *,
+    dtype: torch.dtype = torch.float32,
+    layout: str = "VK",
+    decode: bool = False,
+    seed: int = 0,
+    gap: int = 0,
+    strided: bool = False,
+    track: Tensor | None = None,
+) -> Case:
+    """A delta rule over the given rows; hard inputs share most of their keys."""
+    gen = torch.Generator().manual_seed(seed)
+    tokens, H, HV, K, V = rows.tokens, dims.H, dims.HV, dims.K, dims.V
+    q, v = torch.randn(tokens, H, K, generator=gen), torch.randn(tokens, HV, V, generator=gen)
+    k = torch.randn(tokens, H, K, generator=gen)
+    if dims.hard:
+        k = torch.randn(1, H, K, generator=gen) + 0.3 * k
+    a, b = _raw_gates(dims, tokens, dtype, gen)
+    shape = (HV, V, K) if layout == "VK" else (HV, K, V)
+    args: dict[str, Any] = {
+        "q": packed((q * dims.scale).to(dtype), rows, gap),
+        "k": packed((k * dims.scale).to(dtype), rows, gap),
+        "v": packed(v.to(dtype), rows, gap),
+        "a": packed(a, rows, gap),
+        "b": packed(b, rows, gap),
+        "gate": make_gate(dims, gen),
+        "state": poisoned_pool(rows, shape, torch.float32, gen, pad=gap),
+    } | index_args(rows, decode, strided)
+    options: dict[str, Any] = {"qk_l2norm": dims.qk_l2norm}
+    if track is not None:
+        options["track"] = track
+    name = "delta_rule.decode" if decode else "delta_rule.prefill"
+    return Case(name, args, rows, layout, HV, options)
