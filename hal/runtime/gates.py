@@ -1,4 +1,4 @@
-"""Gates that the runtime makes itself, for providers that take them ready-made."""
+"""What stands around the recurrences: ready-made gates, and the gated norms of the outputs."""
 
 import torch
 from torch import Tensor
@@ -29,3 +29,18 @@ def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float, kind: GateKind)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
     factor = torch.sigmoid(gate)
     return (x * (gate * factor if kind is GateKind.SCALAR else factor)).to(o.dtype)
+
+
+def grouped_norm(
+    y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, norm_before_gate: bool
+) -> Tensor:
+    """rms in groups of I / G channels, times weight, and the gate silu(z), in float32.
+
+    y, z `[T, I]`, weight `[I]`. The gate is applied to what is normed, or after it.
+    """
+    x, gate = y.float(), torch.nn.functional.silu(z.float())
+    x = x if norm_before_gate else x * gate
+    grouped = x.view(x.shape[0], groups, -1)
+    normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
+    normed = normed.view_as(x) * weight.float()
+    return (normed * gate if norm_before_gate else normed).to(y.dtype)

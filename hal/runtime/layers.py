@@ -184,6 +184,3 @@ class ShortConvLayer:
         if view.tensors[0] is not self.bound_conv.state:
             raise ProviderError(f"conv_state.step gave another state for layer {self.layer_id}")
         return self.bound_conv(gated, step)
-
-
-Layer = DeltaLayer | ShortConvLayer

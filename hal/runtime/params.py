@@ -30,4 +30,24 @@ class ShortConvParams:
     bias: Tensor | None
 
 
-LayerParams = DeltaParams | ShortConvParams
+@dataclass(frozen=True, slots=True, eq=False)
+class ScanParams:
+    """A scan layer: conv weights (None where the scan has no conv), A, skip, dt bias, output norm.
+
+    Mamba-2: A_log, D and dt_bias f32 `[H]`. Mamba-1: A_log `[I, N]`, D and dt_bias `[I]`.
+    Lightning has D and dt_bias None and A_log = log(slope). `norm_weight` `[I]` is of the grouped
+    gated norm; None: z gates inside the scan. The gate comes before the norm unless
+    `norm_before_gate`.
+    """
+
+    conv_weight: Tensor | None
+    conv_bias: Tensor | None
+    A_log: Tensor
+    D: Tensor | None
+    dt_bias: Tensor | None
+    norm_weight: Tensor | None = None
+    norm_eps: float = 1e-5
+    norm_before_gate: bool = False
+
+
+LayerParams = DeltaParams | ShortConvParams | ScanParams

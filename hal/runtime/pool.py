@@ -52,6 +52,10 @@ class Pool:
         """A layer's state tensors by name, slot axis first."""
         return self._tensors[layer]
 
+    def spec(self, layer: int, name: str) -> StateSpec:
+        """The plan's entry of one state."""
+        return next(s for s in self.states if (s.layer, s.name) == (layer, name))
+
     def alloc(self, count: int = 1) -> list[Slot]:
         """Hand out `count` slots, or raise `PoolExhausted` with the numbers and hand out none."""
         if count < 0:

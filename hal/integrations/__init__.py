@@ -1,0 +1,1 @@
+"""Drivers of `hal` for models that another library defines."""

@@ -1,0 +1,201 @@
+"""Attention over packed rows, with keys and values kept by slot."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from hal.errors import HalError, StepOrderError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hal.runtime.batch import Batch
+
+NAME: Final = "hal_slots"
+"""What a bound model's config names as its attention."""
+
+CHUNK: Final = 64
+"""Tokens by which a slot's keys and values grow at least."""
+
+UNSERVED: Final = ("position_bias", "s_aux", "sinks", "softcap")
+"""Keywords that change the result; a model that passes one is not run without it."""
+
+_CURRENT: ContextVar[SlotAttention] = ContextVar("hal_slot_attention")
+
+
+@dataclass(slots=True)
+class Entry:
+    """Keys and values of one slot and one attention call, `[KV heads, capacity, D]` each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(slots=True)
+class KvStore:
+    """Keys and values by attention call and slot, grown as sequences grow.
+
+    A token is at its position, so what a slot's former tenant left is written over or out of reach.
+    """
+
+    max_len: int
+    _entries: dict[tuple[int, int], Entry] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held now."""
+        return sum(
+            tensor.numel() * tensor.element_size()
+            for entry in self._entries.values()
+            for tensor in (entry.keys, entry.values)
+        )
+
+    def extend(
+        self, call: int, slot: int, start: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Store `[KV heads, L, D]` from position `start`; views of all positions up to there."""
+        end = start + keys.shape[1]
+        if end > self.max_len:
+            raise HalError(f"kv: slot {slot} would hold {end} tokens, at most {self.max_len} fit")
+        entry = self._entries.get((call, slot))
+        if entry is None or entry.keys.shape[1] < end:
+            entry = self._grow(entry, end, keys, values)
+            self._entries[call, slot] = entry
+        entry.keys[:, start:end] = keys
+        entry.values[:, start:end] = values
+        return entry.keys[:, :end], entry.values[:, :end]
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Drop what the slots hold."""
+        gone = set(slots)
+        self._entries = {key: e for key, e in self._entries.items() if key[1] not in gone}
+
+    def _grow(self, old: Entry | None, end: int, keys: Tensor, values: Tensor) -> Entry:
+        held = 0 if old is None else old.keys.shape[1]
+        capacity = min(self.max_len, max(end, 2 * held, CHUNK))
+        new = Entry(
+            keys.new_empty(keys.shape[0], capacity, keys.shape[2]),
+            values.new_empty(values.shape[0], capacity, values.shape[2]),
+        )
+        if old is not None:
+            new.keys[:, :held] = old.keys
+            new.values[:, :held] = old.values
+        return new
+
+
+@dataclass(slots=True)
+class SlotAttention:
+    """One model's attention: its store, the step that is running, and how often it was called.
+
+    Calls are told apart by their order in the step, since one module may serve several layers.
+    """
+
+    store: KvStore
+    batch: Batch | None = None
+    calls: int = 0
+
+    @contextmanager
+    def running(self, batch: Batch) -> Iterator[None]:
+        """Make this the attention of every bound module that is called inside."""
+        self.batch, self.calls = batch, 0
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+            self.batch = None
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    ) -> Tensor:
+        """Attend row by row; query `[H, T, D]`, key and value `[KV heads, T, D]`, result as query.
+
+        Row i sees the positions of its own slot up to each of its tokens.
+        """
+        batch = self.batch
+        if batch is None:
+            raise StepOrderError("attention was called outside a step")
+        call, begin = self.calls, 0
+        self.calls += 1
+        out = query.new_zeros(*query.shape[:-1], value.shape[-1])
+        for length, start, slot in zip(batch.lengths, batch.start, batch.dst, strict=True):
+            if not length:
+                continue
+            row = slice(begin, begin + length)
+            keys, values = self.store.extend(call, slot, start, key[:, row], value[:, row])
+            out[:, row] = attend(query[:, row], keys, values, start, scaling, window)
+            begin += length
+        return out
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """Causal attention of one row whose first token is at position `start`.
+
+    query `[H, L, D]`, keys and values `[KV heads, start + L, D]`. A window of n reaches back over
+    n positions, the token's own included. The softmax is float32.
+    """
+    first = 0 if window is None else max(0, start - window + 1)
+    length = query.shape[1]
+    mask = None
+    if length > 1:
+        asked = torch.arange(start, start + length, device=query.device)[:, None]
+        seen = torch.arange(first, start + length, device=query.device)[None]
+        mask = seen <= asked
+        if window is not None:
+            mask &= seen > asked - window
+    return functional.scaled_dot_product_attention(
+        query[None].float(),
+        keys[None, :, first:].float(),
+        values[None, :, first:].float(),
+        attn_mask=mask,
+        scale=scaling,
+        enable_gqa=True,
+    )[0].to(query.dtype)
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """What transformers calls: query `[1, H, T, D]` to `[1, T, H, D]`, and no weights."""
+    current = _CURRENT.get(None)
+    if current is None:
+        raise StepOrderError("a model bound to hal runs inside Runner.step alone")
+    present = [name for name in UNSERVED if kwargs.get(name) is not None]
+    if present or attention_mask is not None:
+        what = ", ".join(present) or "attention_mask"
+        raise HalError(f"{type(module).__name__} passes {what}, which slot attention does not take")
+    out = current.forward(query[0], key[0], value[0], scaling, sliding_window)
+    return out.transpose(0, 1)[None], None
+
+
+def no_mask(**kwargs: object) -> None:
+    """The mask of packed rows: none, since rows and positions say it all."""
+
+
+def register() -> None:
+    """Make `NAME` known to transformers; it touches no attention of another name."""
+    AttentionInterface.register(NAME, slot_attention)
+    AttentionMaskInterface.register(NAME, no_mask)

@@ -1,0 +1,132 @@
+"""Requests in, tokens out: the scheduler's steps run by the runner, sampled greedily."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from hal.errors import HalError
+from hal.runtime.request import RequestError
+from hal.runtime.scheduler import Event, Plan, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from hal.integrations.transformers.runner import Runner
+
+
+class Observe(Protocol):
+    """Sees a step's plan and the logits `[samples, vocab]` of the rows that sample."""
+
+    def __call__(self, plan: Plan, logits: Tensor) -> None:
+        """Called once a step, before the tokens are chosen."""
+        ...
+
+
+@dataclass(slots=True)
+class Clock:
+    """When a request was submitted, first fed, first answered and ended, in seconds."""
+
+    submitted: float
+    started: float | None = None
+    answered: float | None = None
+    ended: float | None = None
+
+    def timings(self) -> dict[str, float]:
+        """Seconds in the queue, until the first token, and from there to the end."""
+        end = perf_counter() if self.ended is None else self.ended
+        started = end if self.started is None else self.started
+        answered = end if self.answered is None else self.answered
+        return {
+            "queue_s": started - self.submitted,
+            "prefill_s": answered - started,
+            "decode_s": end - answered,
+            "total_s": end - self.submitted,
+        }
+
+
+class Engine:
+    """Serves requests with continuous batching; the highest logit is the next token."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_batch: int,
+        token_budget: int,
+        stop: Iterable[int] = (),
+        observe: Observe | None = None,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(runner, max_batch, token_budget, runner.max_len)
+        self.clocks: list[Clock] = []
+        self._stop = frozenset(stop)
+        self._observe = observe
+
+    def submit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
+        """Queue a prompt and return its id; `RequestError` where it can't be served."""
+        check_ids(prompt, self.runner.backend.selection.model.vocab_size)
+        request = self.scheduler.submit(prompt, max_new_tokens, self._stop)
+        self.clocks.append(Clock(perf_counter()))
+        return request
+
+    def run(self) -> Iterator[Event]:
+        """Step until every request has ended, and give each new token as it comes."""
+        while (events := self.step()) is not None:
+            yield from events
+
+    def step(self) -> list[Event] | None:
+        """Run one step and say what it did to which request; None where nothing is left to do."""
+        plan = self.scheduler.schedule()
+        return None if plan is None else self._run(plan)
+
+    def cancel(self) -> list[Event]:
+        """End what has not ended yet, and free the slots; also after a step that failed."""
+        events = self.scheduler.cancel_all()
+        for event in events:
+            self.clocks[event.request].ended = perf_counter()
+        return events
+
+    def _run(self, plan: Plan) -> list[Event]:
+        now = perf_counter()
+        for request in plan.requests:
+            clock = self.clocks[request]
+            clock.started = now if clock.started is None else clock.started
+        logits = self.runner.step(plan.batch, plan.tokens, plan.samples)
+        if self._observe is not None:
+            self._observe(plan, logits)
+        events = self.scheduler.complete(greedy(logits))
+        now = perf_counter()
+        for event in events:
+            clock = self.clocks[event.request]
+            clock.answered = now if clock.answered is None else clock.answered
+            clock.ended = now if event.reason is not None else None
+        return events
+
+
+def greedy(logits: Tensor) -> list[int]:
+    """The highest logit of each row; a row that holds NaN has none, so it is an error."""
+    if not logits.shape[0]:
+        return []
+    values, ids = logits.max(dim=-1)
+    if not bool(torch.isfinite(values).all()):
+        raise HalError(
+            f"the model gave logits that are not finite ({values.tolist()}); "
+            f"the weights or the dtype do not hold its values"
+        )
+    chosen: list[int] = ids.tolist()
+    return chosen
+
+
+def check_ids(prompt: Sequence[int], vocab_size: int) -> None:
+    """Refuse ids that the embedding has no row for."""
+    stray = [token for token in prompt if not 0 <= token < vocab_size]
+    if stray:
+        raise RequestError(
+            f"token id {stray[0]} is outside the vocabulary, which has ids 0 to {vocab_size - 1}"
+        )

@@ -1,0 +1,54 @@
+"""The families that this runner drives, and why it leaves others alone; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from hal.errors import HalError
+
+DRIVEN: Final = frozenset(
+    {
+        "lfm2",
+        "lfm2_moe",
+        "lfm2_vl",
+        "olmo_hybrid",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+    }
+)
+"""model_type of a config.json, wrappers by their own name; wrappers are driven with text only."""
+
+_SPARSE: Final = "its sparse attention picks tokens from a cache that packed rows do not have"
+_BIASED: Final = "its attention takes a position bias, which the slot attention does not apply"
+
+LEFT_ALONE: Final[Mapping[str, str]] = {
+    "glm5_next": _SPARSE,
+    "glm5_next_text": _SPARSE,
+    "inkling2": _BIASED,
+    "inkling2_text": _BIASED,
+    "inkling_mm_model": _BIASED,
+    "inkling_text": _BIASED,
+    "qwen4_exp": _SPARSE,
+    "qwen4_exp_text": _SPARSE,
+    "recurrent_gemma": "its modules keep the states themselves, one request at a time",
+}
+"""Families that no seam of transformers lets this runner drive, with the reason."""
+
+
+class Undriven(HalError, NotImplementedError):
+    """A model that `hal` may serve in an engine, but that this runner does not drive."""
+
+
+def check_driven(model_type: str) -> None:
+    """Refuse a family that the runner would run wrongly, by name and with the reason."""
+    if model_type in DRIVEN:
+        return
+    why = LEFT_ALONE.get(model_type, "no seam of its modules is mapped")
+    raise Undriven(
+        f"the transformers runner does not drive {model_type}: {why}; "
+        f"it drives {', '.join(sorted(DRIVEN))}"
+    )

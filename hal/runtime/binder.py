@@ -1,0 +1,147 @@
+"""Bind a layer's weights to the providers' operations and the pool's tensors, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from hal.errors import HalError
+from hal.model.spec import DeltaDims, ScanDims, ShortConvDims
+from hal.runtime.layers import BoundConv, Current, DeltaLayer, ShortConvLayer
+from hal.runtime.params import DeltaParams, LayerParams, ScanParams, ShortConvParams
+from hal.runtime.scan_layer import ScanLayer
+from hal.sharding import shard
+from hal_registry import interface_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from hal.interfaces import Conv, ConvState, DeltaRule, Provider, Scan
+    from hal.model.spec import Dims
+    from hal.runtime.pool import Pool
+    from hal.selection import Selection
+
+Layer = DeltaLayer | ShortConvLayer | ScanLayer
+
+
+@dataclass(frozen=True, slots=True)
+class Binder:
+    """What layers of one backend share: the selection, its providers, the pool and the step."""
+
+    selection: Selection
+    providers: Mapping[str, Provider]
+    pool: Pool
+    current: Current
+
+    def layer(self, layer_id: int, params: LayerParams) -> Layer:
+        """Check the weights against the model's dims and bind them."""
+        dims = self._dims(layer_id)
+        if isinstance(dims, DeltaDims) and isinstance(params, DeltaParams):
+            return self._delta(layer_id, dims, params)
+        if isinstance(dims, ShortConvDims) and isinstance(params, ShortConvParams):
+            return self._short_conv(layer_id, dims, params)
+        if isinstance(dims, ScanDims) and isinstance(params, ScanParams):
+            return self._scan(layer_id, dims, params)
+        raise TypeError(f"layer {layer_id} is {type(dims).__name__}, got {type(params).__name__}")
+
+    def sidecar(self) -> ConvState | None:
+        """The conv-state sidecar with the pool's tensors, where a layer kind needs it."""
+        if "conv_state.step" not in self.selection.choices:
+            return None
+        sidecar = cast("ConvState", self._interface("conv_state.step"))
+        layers = {spec.layer for spec in self.selection.states}
+        sidecar.attach({layer: tuple(self.pool.tensors(layer).values()) for layer in layers})
+        return sidecar
+
+    def _dims(self, layer_id: int) -> Dims:
+        layers = {layer.index: layer for layer in self.selection.model.stateful_layers()}
+        layer = layers.get(layer_id)
+        if layer is None or layer.dims is None:
+            raise ValueError(f"layer {layer_id} keeps no state; layers {sorted(layers)} do")
+        return shard(layer.dims, self.selection.options.tp.size)
+
+    def _delta(self, layer_id: int, dims: DeltaDims, params: DeltaParams) -> DeltaLayer:
+        offers = [
+            self.selection.choices[op].candidate.manifest.offers[op].gates
+            for op in ("delta_rule.prefill", "delta_rule.decode")
+        ]
+        return DeltaLayer(
+            self.current,
+            dims,
+            params,
+            self._conv(layer_id, params.conv_weight, params.conv_bias, dims.W, "silu"),
+            cast("DeltaRule", self._interface("delta_rule.prefill")),
+            cast("DeltaRule", self._interface("delta_rule.decode")),
+            self.pool.tensors(layer_id)["recurrent"],
+            fuses_gate=all(dims.gate.value in gates for gates in offers),
+        )
+
+    def _short_conv(
+        self, layer_id: int, dims: ShortConvDims, params: ShortConvParams
+    ) -> ShortConvLayer:
+        conv = self._conv(layer_id, params.weight, params.bias, dims.W, None)
+        sidecar = cast("ConvState", self._interface("conv_state.step"))
+        return ShortConvLayer(self.current, layer_id, dims, conv, sidecar)
+
+    def _scan(self, layer_id: int, dims: ScanDims, params: ScanParams) -> ScanLayer:
+        conv = None
+        if dims.W:
+            if params.conv_weight is None:
+                raise ValueError(f"layer {layer_id}: conv weight is missing, width is {dims.W}")
+            conv = self._conv(layer_id, params.conv_weight, params.conv_bias, dims.W, "silu")
+        return ScanLayer(
+            self.current,
+            dims,
+            params,
+            conv,
+            cast("Scan", self._interface("scan.prefill")),
+            cast("Scan", self._interface("scan.decode")),
+            self.pool.tensors(layer_id)["scan"],
+            -params.A_log.float().exp(),
+        )
+
+    def _conv(
+        self,
+        layer_id: int,
+        weight: Tensor,
+        bias: Tensor | None,
+        width: int,
+        activation: str | None,
+    ) -> BoundConv:
+        channels = sum(size for _, size, _ in self.pool.spec(layer_id, "conv").segments)
+        _check_shape(layer_id, "conv weight", weight, (channels, width))
+        if bias is not None:
+            _check_shape(layer_id, "conv bias", bias, (channels,))
+        provider = self.providers[self.selection.choices["conv.prefill"].provider]
+        laid_out = provider.prepare({"conv_weight": weight, "conv_bias": bias})
+        prepared = laid_out["conv_weight"]
+        if prepared is None:
+            raise HalError(f"layer {layer_id}: the provider's prepare lost conv_weight")
+        return BoundConv(
+            cast("Conv", self._interface("conv.prefill")),
+            cast("Conv", self._interface("conv.decode")),
+            prepared,
+            laid_out["conv_bias"],
+            self.pool.tensors(layer_id)["conv"],
+            activation,
+        )
+
+    def _interface(self, operation: str) -> object:
+        """The provider's object that serves an operation."""
+        provider = self.providers[self.selection.choices[operation].provider]
+        by_name: Mapping[str, object] = {
+            "conv": provider.conv,
+            "conv_state": provider.conv_state,
+            "delta_rule": provider.delta_rule,
+            "scan": provider.scan,
+        }
+        return by_name[interface_of(operation)]
+
+
+def _check_shape(layer_id: int, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"layer {layer_id}: {name} is {list(tensor.shape)}, expected {list(shape)}"
+        )

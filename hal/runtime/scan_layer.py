@@ -1,0 +1,85 @@
+"""Scan layers bound to their providers: Mamba-2, Mamba-1 and lightning attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hal.runtime.batch import Mode
+from hal.runtime.gates import grouped_norm
+from hal.runtime.layers import failed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hal.interfaces import Scan
+    from hal.model.spec import ScanDims
+    from hal.runtime.layers import BoundConv, Current
+    from hal.runtime.params import ScanParams
+
+
+@dataclass(slots=True)
+class ScanLayer:
+    """A scan layer, bound; a step's prefill and decode rows go through one call.
+
+    A Mamba-2 layer is called with mixed `[T, C]` before the conv (x, B, C side by side), dt raw
+    `[T, H]`, and z `[T, I]` or None; the result is `[T, I]`, normed and gated where z is given.
+    Mamba-1 projects dt, B and C from the conv's output, and lightning has no conv: their engines
+    call `conv` and `scan`.
+    """
+
+    current: Current
+    dims: ScanDims
+    params: ScanParams
+    bound_conv: BoundConv | None
+    prefill: Scan
+    decode: Scan
+    state: Tensor
+    A: Tensor
+
+    def __call__(self, mixed: Tensor, dt: Tensor, z: Tensor | None = None) -> Tensor:
+        """Conv, split, scan, and the gated norm or the gate inside the scan where z is given."""
+        dims, tokens = self.dims, mixed.shape[0]
+        sizes = (dims.I, dims.G * dims.N, dims.G * dims.N)
+        x, B, C = self.conv(mixed).split_with_sizes(sizes, dim=-1)
+        heads = (tokens, dims.H, dims.P)
+        normed = self.params.norm_weight is not None
+        y = self.scan(
+            x.view(heads),
+            dt,
+            B.view(tokens, dims.G, dims.N),
+            C.view(tokens, dims.G, dims.N),
+            z.view(heads) if z is not None and not normed else None,
+        ).reshape(tokens, dims.I)
+        if z is None or self.params.norm_weight is None:
+            return y
+        groups = dims.norm_groups or 1
+        weight, eps = self.params.norm_weight, self.params.norm_eps
+        out = grouped_norm(y, z, weight, eps, groups, self.params.norm_before_gate)
+        return self.current.get().clear_pads(out)
+
+    def conv(self, mixed: Tensor) -> Tensor:
+        """The convolution alone, `[T, C]` to `[T, C]`."""
+        if self.bound_conv is None:
+            raise ValueError("this scan layer has no conv")
+        return self.bound_conv(mixed, self.current.get())
+
+    def scan(
+        self, x: Tensor, dt: Tensor | None, B: Tensor, C: Tensor, z: Tensor | None = None
+    ) -> Tensor:
+        """The recurrence alone, D skip and z included; dt is raw, its bias is the layer's."""
+        step, params, limit = self.current.get(), self.params, self.dims.dt_limit
+        D, bias, soft = params.D, params.dt_bias, dt is not None
+        try:
+            if step.mode is Mode.DECODE:
+                return self.decode.decode(
+                    x, dt, self.A, B, C, D, bias, z, self.state, step.src, step.dst,
+                    dt_limit=limit, dt_softplus=soft,
+                )  # fmt: skip
+            return self.prefill.prefill(
+                x, dt, self.A, B, C, D, bias, z, self.state, step.src, step.dst,
+                step.query_start_loc, step.max_len,
+                dt_limit=limit, dt_softplus=soft, track=step.track,
+            )  # fmt: skip
+        except RuntimeError as error:
+            raise failed("scan", error, x, B, C, self.state) from error
