@@ -83,7 +83,7 @@ def _arch_findings(
 
 
 def _unusable(candidate: Candidate, failure: Failure) -> Reason:
-    return broken(candidate.name, f"{candidate.manifest.load} that works", failure.text)
+    return broken(candidate.name, f"a provider from {candidate.manifest.load}", failure.text)
 
 
 def _protocol_findings(judged: Judged, provider: Provider, mine: Sequence[str]) -> Findings:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 from hal import model as models
 from hal.device import Device
+from hal.model.families import FAMILIES
 from hal.model.source import ConfigLike
 from hal.model.spec import ModelSpec
 from hal.options import Options
@@ -26,6 +27,7 @@ from hal_registry import (
     clashes,
     interface_of,
     judge,
+    wanted,
 )
 
 Examine = Callable[[Judged, Sequence[Requirement], Assignment], Mapping[str, tuple[Reason, ...]]]
@@ -127,7 +129,7 @@ def _family_unknown(error: models.UnknownFamily) -> Reason:
         Code.FAMILY_UNKNOWN,
         subject=error.model_type,
         needed="a family that hal or a plugin knows",
-        offered=str(error),
+        offered=", ".join(sorted(FAMILIES)),
         fix="install a plugin whose hal_requirements hook describes this family",
     )
 
@@ -150,25 +152,27 @@ def _override_reasons(question: Question, needs: Sequence[Requirement]) -> Itera
     interfaces = {interface_of(operation) for operation in operations}
     names = [c.name for c in question.registry.on(question.device.type)]
     for target, name in question.options.providers.items():
-        code = Code.OPERATION_MISSING if "." in target else Code.INTERFACE_MISSING
-        wanted = f"{name}, as providers asks"
-        if target not in operations | interfaces:
-            offered = f"a model that needs {', '.join(sorted(interfaces))} only"
-            yield Reason(code, target, wanted, offered, fix="drop the override")
+        whole = "." not in target
+        code = Code.INTERFACE_MISSING if whole else Code.OPERATION_MISSING
+        known = interfaces if whole else operations
+        subject = f"the override of {target}"
+        if target not in known:
+            missing = f"an {'interface' if whole else 'operation'} that the model needs"
+            yield Reason(code, subject, missing, ", ".join(sorted(known)), fix="drop the override")
         elif name not in names:
-            offered = f"providers {', '.join(names) or 'of no name'}"
-            yield Reason(code, target, wanted, offered, fix=f"install {name}, or name another")
+            fix = f"install {name}, or name another provider"
+            yield Reason(code, subject, name, ", ".join(names) or "no provider", fix=fix)
 
 
 def _no_plugin(question: Question) -> Iterator[Reason]:
     device, registry = question.device.type, question.registry
     if not registry.on(device) and not registry.faults_on(device):
-        devices = ", ".join(registry.devices()) or "no device"
+        devices = registry.devices()
         yield Reason(
             Code.DEVICE_ABSENT,
             subject=device,
             needed="a provider plugin for this device",
-            offered=f"plugins for {devices}",
+            offered=f"plugins for {', '.join(devices)}" if devices else "no plugins",
             fix=f"install a provider for {device}",
         )
 
@@ -181,26 +185,45 @@ def _refusal(
     own: tuple[Reason, ...],
 ) -> Refusal:
     """All reasons of all candidates, the nearest candidate first, then the faults."""
-    required = list(dict.fromkeys(need.operation for need in needs if not need.optional))
-    near = sorted(judged, key=lambda j: sum(not j.fits(op) for op in required))
-    rejected = [Rejected.of(j.candidate, j.all_reasons(required)) for j in near]
+    overrides = question.options.providers
+    if judged and not own:
+        own = clashes(judged, needs, overrides)
     faults = question.registry.faults_on(question.device.type)
     return Refusal(
         model.model_type,
         str(question.device),
+        (*_no_plugin(question), *own),
         (
-            *_no_plugin(question),
-            *(own or (clashes(judged, needs, question.options.providers) if judged else ())),
-        ),
-        (
-            *(r for r in rejected if r.reasons),
+            *_nearest_first(judged, needs, overrides),
             *(Rejected(f.name, f.distribution, f.version, (f.reason(),)) for f in faults),
         ),
-        tuple(_alternatives(question, needs)),
+        tuple(alternatives(question, needs)),
     )
 
 
-def _alternatives(question: Question, needs: Sequence[Requirement]) -> Iterator[tuple[str, str]]:
+def _nearest_first(
+    judged: Sequence[Judged], needs: Sequence[Requirement], overrides: Mapping[str, str]
+) -> list[Rejected]:
+    """The candidates with something against them, those first that serve the most.
+
+    An operation that an override gives to one candidate speaks against no other, and comes first.
+    """
+    asked = {n.operation: wanted(n.operation, overrides) for n in needs if not n.optional}
+    ranked = []
+    for j in judged:
+        mine = [op for op, name in asked.items() if name in (None, j.candidate.name)]
+        mine.sort(key=lambda op: asked[op] is None)
+        reasons = j.all_reasons(mine)
+        missing = sum(reason.code in _MISSING for reason in reasons)
+        rank = (sum(not j.fits(op) for op in mine), missing, len(reasons), j.candidate.name)
+        ranked.append((rank, Rejected.of(j.candidate, reasons)))
+    return [rejected for _, rejected in sorted(ranked, key=lambda r: r[0]) if rejected.reasons]
+
+
+_MISSING: Final = (Code.INTERFACE_MISSING, Code.OPERATION_MISSING)
+
+
+def alternatives(question: Question, needs: Sequence[Requirement]) -> Iterator[tuple[str, str]]:
     """Other devices whose providers fit by their manifests, the arch left open."""
     open_needs = [replace(need, arch="") for need in needs]
     for device in question.registry.devices():

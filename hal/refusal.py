@@ -46,10 +46,10 @@ _PHRASES: Final[Mapping[Code, str]] = {
     Code.OPERATION_MISSING: _MISSING,
     Code.LIBRARY_MISSING: "{name} needs {needed}, which is {offered}",
     Code.LIBRARY_VERSION: "{name} needs {needed}, installed is {offered}",
-    Code.DEVICE_ABSENT: "{name} found {offered}, needed is {needed}",
+    Code.DEVICE_ABSENT: "{name} needs {needed} and found {offered}",
     Code.PLUGIN_BROKEN: "{subject} is broken: {offered}",
     Code.PLUGIN_BLOCKED: "{subject} is {offered}",
-    Code.NAME_CONFLICT: "{subject} cannot be loaded, {offered}",
+    Code.NAME_CONFLICT: "{offered}",
     Code.API_MISMATCH: "{offered}",
     Code.PROTOCOL_VIOLATION: "{subject} of {name} has to be {needed}, found {offered}",
 }
@@ -88,7 +88,7 @@ class Refusal:
     def _first(self) -> str:
         if self.reasons:
             reason, name = self.reasons[0], ""
-            default = "{subject} needs {needed}, there is {offered}"
+            default = "{subject} needs {needed}, offered: {offered}"
             phrase = _MODEL_PHRASES.get(reason.code, default)
         else:
             reason, name = self.candidates[0].reasons[0], self.candidates[0].name
@@ -122,7 +122,7 @@ class Refusal:
         yield from table(self.reasons)
         for candidate in self.candidates:
             yield f"  {candidate}"
-            yield from table(candidate.reasons, indent=4)
+            yield from table(candidate.reasons, indent=4, by=True)
         if fix := self.fix():
             yield one_line(f"Fix: {fix}.", indent=2)
 
@@ -133,18 +133,21 @@ def one_line(text: str, indent: int = 0) -> str:
     return " " * indent + " ".join(printable.split())
 
 
-def table(reasons: Sequence[Reason], indent: int = 2) -> Iterator[str]:
-    """Reasons as lines with aligned columns: code, subject, needed, offered."""
-    rows = [tuple(map(one_line, _cells(reason))) for reason in reasons]
+def table(reasons: Sequence[Reason], indent: int = 2, *, by: bool = False) -> Iterator[str]:
+    """Reasons as lines with aligned columns: code, subject, needed, offered.
+
+    `by` says that what is missing is needed by somebody, as a candidate's reasons tell it.
+    """
+    rows = [tuple(map(one_line, _cells(reason, by))) for reason in reasons]
     widths = [min(48, max(map(len, column))) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
         yield (" " * indent + "  ".join(cells)).rstrip()
 
 
-def _cells(reason: Reason) -> tuple[str, ...]:
-    by = reason.code in (Code.INTERFACE_MISSING, Code.OPERATION_MISSING)
-    needed = f"needed by {reason.needed}" if by else f"needed: {reason.needed}"
+def _cells(reason: Reason, by: bool) -> tuple[str, ...]:
+    missing = reason.code in (Code.INTERFACE_MISSING, Code.OPERATION_MISSING)
+    needed = f"needed by {reason.needed}" if by and missing else f"needed: {reason.needed}"
     detail = f"({reason.detail})" if reason.detail else ""
     return f"[{reason.code}]", reason.subject, needed, f"offered: {reason.offered}", detail
 

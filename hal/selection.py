@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hal.binding import Examination
 from hal.decision import Decision, Question, decide
 from hal.device import Device
 from hal.model.spec import ModelSpec
@@ -109,6 +108,7 @@ class Explanation:
 
     selection: Selection | None
     refusal: Refusal | None
+    decision: Decision
 
     @property
     def fits(self) -> bool:
@@ -151,6 +151,8 @@ def choose(
     device: object, model_config: object, options: Options, registry: Registry | None = None
 ) -> Selection:
     """`select` with its options in one record."""
+    from hal.binding import Examination
+
     place = Device.parse(device)
     question = Question(place, model_config, options, registry or default_registry())
     decision = decide(question, Examination(place))
@@ -175,11 +177,17 @@ def explain(
 ) -> Explanation:
     """Judge by manifests alone: no torch, no device, and a refusal is an answer, not an error."""
     options = make_options(dtype, state_dtype, tp, speculative, prefix_cache, graphs, providers)
-    question = Question(Device.parse(device), model_config, options, registry or default_registry())
-    answer = _answer(decide(question))
+    place = Device.parse(device)
+    return judge_only(Question(place, model_config, options, registry or default_registry()))
+
+
+def judge_only(question: Question) -> Explanation:
+    """`explain` with its arguments in one record."""
+    decision = decide(question)
+    answer = _answer(decision)
     if isinstance(answer, Refusal):
-        return Explanation(None, answer)
-    return Explanation(answer, None)
+        return Explanation(None, answer, decision)
+    return Explanation(answer, None, decision)
 
 
 def make_options(

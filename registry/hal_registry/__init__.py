@@ -4,7 +4,7 @@ A plugin declares a `Manifest` of `Offer`s; a model and the options of a run bec
 `judge` holds one against the other and gives every `Reason`; `assign` chooses jointly.
 """
 
-from hal_registry.assign import Assignment, assign, clashes
+from hal_registry.assign import Assignment, assign, clashes, wanted
 from hal_registry.discovery import GROUP, PluginFault, default_registry, discover
 from hal_registry.guard import Failure, attempt
 from hal_registry.hooks import hookimpl, hookspec
@@ -52,4 +52,5 @@ __all__ = [
     "library_reasons",
     "load",
     "show",
+    "wanted",
 ]

@@ -63,7 +63,11 @@ class _Problem:
         self.operations = list(dict.fromkeys(need.operation for need in requirements))
         self.required = {need.operation for need in requirements if not need.optional}
         self.fitting = {
-            op: [j.candidate for j in judged if j.fits(op) and _allowed(op, j, overrides)]
+            op: [
+                j.candidate
+                for j in judged
+                if j.fits(op) and wanted(op, overrides) in (None, j.candidate.name)
+            ]
             for op in self.operations
         }
         self.states = sorted({state for op in self.operations for state in states_of(op)})
@@ -127,9 +131,9 @@ class _Problem:
         return -priority, -len(served), -everywhere, candidate.name
 
 
-def _allowed(operation: str, judged: Judged, overrides: Mapping[str, str]) -> bool:
-    wanted = overrides.get(operation, overrides.get(interface_of(operation)))
-    return wanted is None or wanted == judged.candidate.name
+def wanted(operation: str, overrides: Mapping[str, str]) -> str | None:
+    """The only provider that overrides allow for an operation; its own entry goes first."""
+    return overrides.get(operation, overrides.get(interface_of(operation)))
 
 
 def _holds(candidate: Candidate, need: Requirement, states: States) -> bool:
@@ -179,13 +183,18 @@ def _apart(problem: _Problem, state: str) -> Iterator[Reason]:
     touching = [op for op in problem.operations if state in states_of(op)]
     own = [op for op in touching if states_of(op)[0] == state]
     layouts, dtypes = LAYOUTS[state], [d for d in problem.dtypes(state) if d]
-    yield from _disjoint(problem, f"{state} layout", Code.LAYOUT_UNSUPPORTED, layouts, touching)
+    yield from _disjoint(problem, state, "layout", Code.LAYOUT_UNSUPPORTED, layouts, touching)
     if dtypes:
-        yield from _disjoint(problem, f"{state} state dtype", Code.DTYPE_UNSUPPORTED, dtypes, own)
+        yield from _disjoint(problem, state, "state dtype", Code.DTYPE_UNSUPPORTED, dtypes, own)
 
 
 def _disjoint(
-    problem: _Problem, subject: str, code: Code, known: Sequence[str], operations: Sequence[str]
+    problem: _Problem,
+    state: str,
+    word: str,
+    code: Code,
+    known: Sequence[str],
+    operations: Sequence[str],
 ) -> Iterator[Reason]:
     """No word of `known` is one that every operation's providers hold."""
 
@@ -198,8 +207,9 @@ def _disjoint(
         op: {w for c in problem.fitting[op] for w in held(c.manifest.offers[op])} for op in required
     }
     if required and not set(known).intersection(*by.values()):
-        needed = f"one for {', '.join(required)}"
-        yield Reason(code, subject, needed, _by_operation(problem, required, held), fix=_SHARE)
+        needed = f"one {word} for {', '.join(required)}"
+        offered = _by_operation(problem, required, held)
+        yield Reason(code, f"{state} state", needed, offered, fix=_SHARE)
 
 
 def _entangled(problem: _Problem) -> Reason:
@@ -207,8 +217,8 @@ def _entangled(problem: _Problem) -> Reason:
     operations = [op for op in problem.operations if op in problem.required]
     return Reason(
         Code.LAYOUT_UNSUPPORTED,
-        subject=f"{', '.join(problem.states)} layouts and dtypes",
-        needed=f"one choice for {', '.join(operations)}",
+        subject=f"{' and '.join(problem.states)} states",
+        needed=f"one choice of layouts and dtypes for {', '.join(operations)}",
         offered=_by_operation(problem, operations, lambda o: [*o.layouts, *o.state_dtypes]),
         fix=_SHARE,
     )

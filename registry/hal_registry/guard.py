@@ -1,6 +1,5 @@
 """Run a plugin's code so that whatever it raises stays with that plugin."""
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,12 +16,16 @@ class Failure:
     @property
     def text(self) -> str:
         """Type and message on one line."""
+        import traceback
+
         last = traceback.format_exception_only(self.error)[-1]
         return " ".join(last.split())
 
     @property
     def traceback(self) -> str:
         """The whole traceback, causes included."""
+        import traceback
+
         return "".join(traceback.format_exception(self.error))
 
 

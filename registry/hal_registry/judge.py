@@ -77,7 +77,7 @@ def _layouts(need: Requirement, offer: Offer) -> Iterator[Reason]:
                 Code.LAYOUT_UNSUPPORTED,
                 need,
                 f"{state} layout {show(LAYOUTS[state], ' or ')}",
-                f"{state} layout nothing",
+                f"{state} layout none",
             )
 
 
@@ -150,18 +150,18 @@ _RULES: Final = (
     _Rule(Code.SHAPE_UNSUPPORTED, "state size", "state_size", "state_sizes"),
     _Rule(Code.MODE_UNSUPPORTED, "verify", "verify", "verify"),
     _Rule(Code.MODE_UNSUPPORTED, "verify width", "verify_width", "verify_widths"),
-    _Rule(Code.MODE_UNSUPPORTED, "tracking granularity", "track", "track", _has_grid),
+    _Rule(Code.MODE_UNSUPPORTED, "prefix tracking granularity", "track", "track", _has_grid),
     _Rule(Code.MODE_UNSUPPORTED, "feature", "features", "features"),
 )
 
 
 def show(values: Collection[Any], joiner: str = ", ") -> str:
-    """A set, tuple or range in words: "2..8", "float32, bfloat16", "64 x 96", "nothing"."""
+    """A set, tuple or range in words: "2..8", "float32, bfloat16", "64 x 96", "none"."""
     if isinstance(values, range) and len(values) > 2:
         step = f" step {values.step}" if values.step != 1 else ""
         return f"{values[0]}..{values[-1]}{step}"
     words = sorted(values, key=str) if isinstance(values, (set, frozenset)) else values
-    return joiner.join(_word(value) for value in words) or "nothing"
+    return joiner.join(_word(value) for value in words) or "none"
 
 
 def _word(value: object) -> str:

@@ -1,14 +1,10 @@
 """What a plugin declares: one manifest, its offers by operation, and the proofs behind them."""
 
-import hashlib
-import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal
-
-from packaging.requirements import InvalidRequirement
-from packaging.requirements import Requirement as LibraryRequirement
 
 from hal_registry import vocabulary as words
 from hal_registry.reasons import Reason
@@ -114,6 +110,9 @@ class Manifest:
 
     def digest(self) -> str:
         """SHA-256 of the declaration, so that a report can name what it tested."""
+        import hashlib
+        import json
+
         text = json.dumps(self.to_dict(), sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -135,11 +134,13 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str) and all(value.partition(":")) and value.count(":") == 1
 
 
+_CLAUSE: Final = r"(===|==|~=|!=|<=|>=|<|>)\s*[\w.*+!-]+"
+_NEED: Final = re.compile(rf"[\w.-]+(\[[\w,. -]*\])?\s*({_CLAUSE}(\s*,\s*{_CLAUSE})*)?(\s*;.+)?")
+"""A version requirement; `packaging` reads it when the library is looked for."""
+
+
 def _is_need(value: object) -> bool:
-    try:
-        return isinstance(value, str) and bool(LibraryRequirement(value))
-    except InvalidRequirement:
-        return False
+    return isinstance(value, str) and _NEED.fullmatch(value) is not None
 
 
 def _is_pair(value: object) -> bool:

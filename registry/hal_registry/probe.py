@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from packaging.requirements import Requirement as LibraryRequirement
-
 from hal_registry.guard import Failure, attempt
 from hal_registry.reasons import Code, Reason
 from hal_registry.registry import Candidate, broken
@@ -27,6 +25,8 @@ class Presence:
 
 def library_reasons(candidate: Candidate) -> Iterator[Reason]:
     """Libraries that are missing or of the wrong version; nothing is imported."""
+    from packaging.requirements import Requirement as LibraryRequirement
+
     manifest = candidate.manifest
     for text in manifest.needs:
         need = LibraryRequirement(text)

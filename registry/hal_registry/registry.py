@@ -52,9 +52,11 @@ class Fault:
         return Reason(self.code, self.name, needed, self.error, fix=fix)
 
 
-_REPAIR: Final = "repair or remove the distribution; `hal doctor` shows the traceback"
 _FAULTS: Final = {
-    Code.PLUGIN_BROKEN: ("a plugin that loads", _REPAIR),
+    Code.PLUGIN_BROKEN: (
+        "a plugin that loads",
+        "repair or remove the distribution (`hal doctor` shows the traceback)",
+    ),
     Code.PLUGIN_BLOCKED: ("a plugin that may be loaded", "change HAL_PLUGINS or HAL_BLOCK"),
     Code.NAME_CONFLICT: (
         "a name of its own",
@@ -67,9 +69,10 @@ _FAULTS: Final = {
 }
 
 
-def broken(subject: str, needed: str, found: str, detail: str = "") -> Reason:
+def broken(subject: str, needed: str, found: str) -> Reason:
     """A part of a plugin that failed when it was asked."""
-    return Reason(Code.PLUGIN_BROKEN, subject, needed, found, detail, _REPAIR)
+    fix = "repair or remove the distribution"
+    return Reason(Code.PLUGIN_BROKEN, subject, needed, found, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

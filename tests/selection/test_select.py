@@ -1,0 +1,339 @@
+"""`select` decides before anything runs: probe, bind, the next candidate, or a refusal."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import hal
+from hal.refusal import Unsupported
+from hal_registry import Code, Manifest, Proof, Registry
+from support.model_configs import real, tiny
+from support.providers import MODULE
+from support.registry import EVERYTHING, Zoo, manifest, plugin_source, run_python
+
+ZAYA, LFM, GDN = tiny("zaya"), tiny("lfm2"), tiny("qwen3_next")
+PHASES = ("delta_rule.prefill", "delta_rule.decode")
+pytestmark = pytest.mark.usefixtures("providers")
+
+
+def sidecar(name: str, load: str, **fields: Any) -> Manifest:
+    return manifest(name, "conv_state", load=f"{MODULE}:{load}", **fields)
+
+
+def refused(device: str, config: Any, *manifests: Manifest, **options: Any) -> Unsupported:
+    with pytest.raises(Unsupported) as caught:
+        hal.select(device, config, registry=Registry.of(*manifests), **options)
+    return caught.value
+
+
+def codes(error: Unsupported) -> set[Code]:
+    return {reason.code for reason in error.reasons}
+
+
+def test_a_provider_that_holds_is_chosen() -> None:
+    selection = hal.select("npu:0", ZAYA, registry=Registry.of(sidecar("npu.good", "Good")))
+    assert {choice.provider for choice in selection.choices.values()} == {"npu.good"}
+    assert str(selection.device) == "npu:0"
+
+
+@pytest.mark.parametrize(
+    ("load", "code"),
+    [
+        ("Gone", Code.PLUGIN_BROKEN),
+        ("Exits", Code.PLUGIN_BROKEN),
+        ("Lacking", Code.PROTOCOL_VIOLATION),
+        ("Bare", Code.PROTOCOL_VIOLATION),
+        ("Swapping", Code.PROTOCOL_VIOLATION),
+    ],
+)
+def test_a_provider_that_fails_late_makes_room_for_the_next(load: str, code: Code) -> None:
+    bad, good = sidecar("npu.bad", load, priority=9), sidecar("npu.good", "Good")
+    selection = hal.select("npu", ZAYA, registry=Registry.of(bad, good))
+    assert {choice.provider for choice in selection.choices.values()} == {"npu.good"}
+    assert codes(refused("npu", ZAYA, bad)) == {code}
+
+
+def test_a_missing_library_keeps_the_vendor_from_being_imported() -> None:
+    needy = sidecar("npu.needy", "Exits", needs=("no-such-lib",), probe="nowhere:probe")
+    assert codes(refused("npu", ZAYA, needy)) == {Code.LIBRARY_MISSING}
+
+
+def test_an_absent_device_keeps_the_provider_from_being_built() -> None:
+    away = sidecar("npu.away", "Exits", probe=f"{MODULE}:absent")
+    assert codes(refused("npu", ZAYA, away)) == {Code.DEVICE_ABSENT}
+
+
+def test_a_probe_that_fails_is_told_with_its_cause() -> None:
+    error = refused("npu", ZAYA, sidecar("npu.bad", "Good", probe="no_such_module:probe"))
+    assert codes(error) == {Code.PLUGIN_BROKEN}
+    assert "No module named 'no_such_module'" in str(error).splitlines()[0]
+
+
+def test_the_index_has_to_be_there() -> None:
+    there = sidecar("cuda.x", "Good", probe=f"{MODULE}:sm_90", arches=("sm_90",))
+    assert hal.select("cuda:1", ZAYA, registry=Registry.of(there)).device.index == 1
+    assert codes(refused("cuda:2", ZAYA, there)) == {Code.DEVICE_ABSENT}
+
+
+def test_the_probed_arch_takes_away_only_what_it_rules_out() -> None:
+    """P064: an operation for another arch is not offered, the rest of its provider is."""
+    track = replace(EVERYTHING, arches=("sm_90",))
+    wide = sidecar("cuda.wide", "Good", probe=f"{MODULE}:sm_121", arches=("sm_90", "sm_121"))
+    narrow = replace(wide, offers={**wide.offers, "conv_state.track": track})
+    assert hal.select("cuda", ZAYA, registry=Registry.of(narrow)).choices
+    error = refused("cuda", ZAYA, narrow, prefix_cache=True)
+    assert [(r.code, r.subject) for r in error.reasons] == [
+        (Code.ARCH_UNSUPPORTED, "conv_state.track")
+    ]
+
+
+def test_an_arch_in_the_device_name_is_judged_without_a_probe() -> None:
+    hopper = manifest("cuda.hopper", "conv", *PHASES, arches=("sm_90",))
+    other = manifest("cuda.other", "conv", *PHASES, arches=("sm_121",))
+    registry = Registry.of(hopper, other)
+    answer = hal.explain("cuda:sm_121", GDN, registry=registry)
+    assert answer.selection is not None
+    assert {c.provider for c in answer.selection.choices.values()} == {"cuda.other"}
+    refusal = hal.explain("cuda:sm_75", GDN, registry=registry).refusal
+    assert refusal is not None
+    assert [c.name for c in refusal.candidates] == ["cuda.hopper", "cuda.other"]
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe", "lfm2_vl", "zaya"])
+def test_conv_state_alone_turns_a_refusal_into_an_acceptance(name: str) -> None:
+    """P072: nothing in hal knows the pair of model and device."""
+    without = manifest("npu.vendor", "conv", "delta_rule")
+    refusal = hal.explain("npu", tiny(name), registry=Registry.of(without)).refusal
+    assert refusal is not None
+    assert refusal.all_reasons()[0].code is Code.INTERFACE_MISSING
+    assert refusal.all_reasons()[0].subject == "conv_state"
+    assert hal.explain("npu", GDN, registry=Registry.of(without)).fits
+    plugin = manifest("npu.plugin", "conv", "conv_state")
+    assert hal.explain("npu", tiny(name), registry=Registry.of(without, plugin)).fits
+
+
+def test_no_operation_stands_for_another() -> None:
+    """P006: decode does not bring verify, and a provider for verify alone may be mixed in."""
+    plain = manifest(
+        "cuda.plain", "conv", *PHASES, offer=replace(EVERYTHING, features=("strided",))
+    )
+    speculative = {"speculative": hal.Speculative(4)}
+    refusal = hal.explain("cuda", GDN, registry=Registry.of(plain), **speculative).refusal  # type: ignore[arg-type]
+    assert refusal is not None
+    subjects = {(r.code, r.subject) for r in refusal.all_reasons()}
+    assert (Code.OPERATION_MISSING, "delta_rule.verify") in subjects
+    assert (Code.MODE_UNSUPPORTED, "delta_rule.decode") in subjects
+    half = manifest("cuda.half", "conv", *PHASES)
+    other = manifest("cuda.verify", "delta_rule.verify", "delta_rule.commit")
+    answer = hal.explain("cuda", GDN, registry=Registry.of(half, other), **speculative)  # type: ignore[arg-type]
+    assert answer.selection is not None
+    assert answer.selection.choices["delta_rule.verify"].provider == "cuda.verify"
+    assert answer.selection.choices["delta_rule.decode"].provider == "cuda.half"
+
+
+def test_tracking_has_to_be_offered() -> None:
+    """P102: a provider that ignores track points is refused, not trusted."""
+    blind = manifest("cuda.blind", "conv", *PHASES, offer=replace(EVERYTHING, track=()))
+    registry = Registry.of(blind)
+    assert hal.explain("cuda", GDN, registry=registry).fits
+    refusal = hal.explain("cuda", GDN, registry=registry, prefix_cache=True).refusal
+    assert refusal is not None
+    assert {r.code for r in refusal.all_reasons()} == {Code.MODE_UNSUPPORTED}
+
+
+def test_disjoint_state_dtypes_are_refused_with_both_named() -> None:
+    """P037: prefill and decode of one state have to agree on its dtype."""
+    first = manifest(
+        "cuda.a", "conv", PHASES[0], offer=replace(EVERYTHING, state_dtypes={"float32"})
+    )
+    second = manifest("cuda.b", PHASES[1], offer=replace(EVERYTHING, state_dtypes={"bfloat16"}))
+    refusal = hal.explain("cuda", GDN, registry=Registry.of(first, second)).refusal
+    assert refusal is not None
+    text = str(refusal)
+    assert "state dtype float32" in text
+    assert "state dtype bfloat16" in text
+    third = manifest("cuda.c", PHASES[1])
+    assert hal.explain("cuda", GDN, registry=Registry.of(first, second, third)).fits
+
+
+def test_an_override_decides() -> None:
+    registry = Registry.of(
+        manifest("cuda.best", "conv", "delta_rule", priority=9),
+        manifest("cuda.mine", "conv", "delta_rule"),
+    )
+    for overrides, expected in (
+        ({}, {"cuda.best"}),
+        ({"delta_rule": "cuda.mine"}, {"cuda.best", "cuda.mine"}),
+        ({"delta_rule": "cuda.mine", "conv": "cuda.mine"}, {"cuda.mine"}),
+    ):
+        answer = hal.explain("cuda", GDN, registry=registry, providers=overrides)
+        assert answer.selection is not None
+        assert {c.provider for c in answer.selection.choices.values()} == expected
+
+
+def test_an_override_of_an_optional_operation_is_not_ignored() -> None:
+    registry = Registry.of(
+        manifest("cuda.rich", "conv", "delta_rule"), manifest("cuda.plain", "conv", *PHASES)
+    )
+    override = {"delta_rule.decode_fused": "cuda.plain"}
+    refusal = hal.explain("cuda", GDN, registry=registry, providers=override).refusal
+    assert refusal is not None
+    assert refusal.all_reasons()[0].subject == "delta_rule.decode_fused"
+    assert refusal.candidates[0].name == "cuda.plain"
+
+
+def test_an_override_of_an_unknown_word_is_bad_input() -> None:
+    with pytest.raises(ValueError, match="providers: 'delta' is neither an interface nor"):
+        hal.explain("cuda", GDN, providers={"delta": "cuda.x"})
+
+
+def test_select_never_changes_the_device() -> None:
+    registry = Registry.of(manifest("cpu.any", "all"), manifest("cuda.any"))
+    for device in ("cuda", "cuda:0", "cuda:sm_90", "gpu", "npu"):
+        refusal = hal.explain(device, GDN, registry=registry).refusal
+        assert refusal is not None
+        assert refusal.device == device
+        assert refusal.alternatives == (("cpu", "cpu.any"),)
+
+
+def test_two_providers_of_a_device_go_by_name() -> None:
+    """P090: the order is stable and reported."""
+    twins = [manifest(name, "conv", "delta_rule") for name in ("cuda.b", "cuda.a")]
+    for given in (twins, twins[::-1]):
+        answer = hal.explain("cuda", GDN, registry=Registry.of(*given))
+        assert answer.selection is not None
+        assert {c.provider for c in answer.selection.choices.values()} == {"cuda.a"}
+
+
+def test_ready_gates_serve_a_model_when_raw_ones_are_not_offered() -> None:
+    kimi = tiny("kimi_linear")
+    for gates, fits in ((("channel",), True), (("ready_channel",), True), (("scalar",), False)):
+        offer = replace(EVERYTHING, gates=gates)
+        registry = Registry.of(manifest("cuda.x", "conv", *PHASES, offer=offer))
+        assert hal.explain("cuda", kimi, registry=registry).fits == fits
+
+
+def test_the_proof_of_a_choice_is_for_the_dtype_and_arch_asked_for() -> None:
+    levels = (("float32", "hardware", "sm_90"), ("float32", "compiled", ""))
+    proofs = tuple(Proof("conv.decode", d, level, arch) for d, level, arch in levels)  # type: ignore[arg-type]
+    registry = Registry.of(
+        manifest("cuda.x", "conv", *PHASES, proofs=proofs, arches=("sm_90", "x"))
+    )
+    for device, dtype, level in (
+        ("cuda", "float32", "hardware"),
+        ("cuda:sm_90", "float32", "hardware"),
+        ("cuda:x", "float32", "compiled"),
+        ("cuda", "bfloat16", "unproved"),
+    ):
+        answer = hal.explain(device, GDN, registry=registry, dtype=dtype)
+        assert answer.selection is not None
+        assert answer.selection.choices["conv.decode"].proof == level
+
+
+def test_the_selection_reads_as_text_and_data() -> None:
+    answer = hal.explain("cuda", GDN, registry=Registry.of(manifest("cuda.x", "all")))
+    assert answer.selection is not None
+    assert str(answer) == answer.selection.explain()
+    plain = answer.to_dict()
+    assert plain["fits"] is True
+    assert plain["slot_bytes"] == sum(state.bytes for state in answer.selection.states)
+    assert plain["choices"]["delta_rule.decode_fused"]["provider"] == "cuda.x"  # type: ignore[index]
+
+
+FAMILY = """
+from hal_registry import hookimpl
+from hal.model import DeltaDims, Kind, LayerSpec, ModelSpec
+
+@hookimpl
+def hal_requirements(model):
+    {body}
+"""
+SPEC = """if model["model_type"] == "rwkv6":
+        layer = LayerSpec(0, (Kind.GATED_DELTA_NET,), DeltaDims(2, 4, 16, 24, 4))
+        return ModelSpec("rwkv6", (layer,), "float32", 100, 64)"""
+ASK = """
+import hal, json
+answer = hal.explain("cpu", json.loads('{"model_type": "rwkv6"}'))
+print(answer.fits)
+print(answer)
+"""
+
+
+@pytest.mark.parametrize("also", ["", "raise KeyError('hook')", "return 'rubbish'"])
+def test_a_family_from_outside_is_served(tmp_path: Any, also: str) -> None:
+    zoo = Zoo(tmp_path)
+    zoo.plugin("dist-a", "zoo.family", FAMILY.format(body=SPEC))
+    if also:
+        zoo.plugin("dist-b", "zoo.other", FAMILY.format(body=also))
+    ran = zoo.python(ASK)
+    assert ran.stdout.splitlines()[0] == "True", ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [("raise KeyError('hook')", "KeyError: 'hook'"), ("return 'rubbish'", "'rubbish'")],
+)
+def test_a_family_hook_that_fails_is_a_reason(tmp_path: Any, body: str, text: str) -> None:
+    zoo = Zoo(tmp_path)
+    zoo.plugin("dist-a", "zoo.family", FAMILY.format(body=body))
+    ran = zoo.python(ASK)
+    assert "[family-unknown]" in ran.stdout
+    assert "[plugin-broken]" in ran.stdout
+    assert text in ran.stdout
+
+
+VETO = """
+from hal_registry import Code, Reason, hookimpl
+
+@hookimpl
+def hal_veto(selection):
+    return [Reason(Code.MODE_UNSUPPORTED, "policy", "a reviewed model", selection.model.model_type,
+                   fix="ask for a review")]
+"""
+
+
+def test_a_veto_refuses_what_fits(tmp_path: Any) -> None:
+    zoo = Zoo(tmp_path)
+    zoo.plugin("dist-a", "zoo.veto", VETO)
+    code = f"import hal\nprint(hal.explain('cpu', {real('lfm2-350m.json')!r}))"
+    ran = zoo.python(code)
+    assert ran.stdout.splitlines()[0] == (
+        "lfm2 cannot run on cpu: policy needs a reviewed model, offered: lfm2"
+    )
+
+
+def test_a_broken_device_plugin_never_becomes_cpu(tmp_path: Any) -> None:
+    """P089: the refusal holds the original cause, and cpu is only a suggestion."""
+    zoo = Zoo(tmp_path)
+    zoo.plugin("dist-a", "tpu.vendor", "raise OSError('libtpu.so: no such file')")
+    code = f"import hal\nhal.select('tpu', {GDN!r})"
+    ran = zoo.python(code)
+    last = [line for line in ran.stderr.splitlines() if line.startswith("hal.Unsupported")]
+    assert last == [
+        "hal.Unsupported: qwen3_next cannot run on tpu: "
+        "tpu.vendor is broken: OSError: libtpu.so: no such file"
+    ]
+    assert "torch" not in run_python("import hal, sys; print(*sys.modules)").stdout.split()
+
+
+def test_a_good_plugin_serves_beside_broken_ones(tmp_path: Any) -> None:
+    """P088: three distributions, two of them broken."""
+    zoo = Zoo(tmp_path)
+    zoo.plugin("dist-a", "tpu.import", "import no_such_module_anywhere")
+    zoo.plugin("dist-b", "tpu.hook", "from hal_registry import *\n@hookimpl\ndef hal_x(): pass")
+    offers = "{op: EVERYTHING for op in OPERATIONS}"
+    source = "from hal_registry import OPERATIONS\nfrom support.registry import EVERYTHING\n"
+    zoo.plugin("dist-c", "tpu.good", source + plugin_source("tpu.good", offers=offers))
+    tests = str(__import__("pathlib").Path(__file__).parents[1])
+    code = (
+        f"import sys; sys.path.append({tests!r})\nimport hal, hal_registry\n"
+        f"print(hal.explain('tpu', {GDN!r}).fits)\n"
+        "print(*[f.error for f in hal_registry.default_registry().faults], sep='|')"
+    )
+    ran = zoo.python(code)
+    assert ran.stdout.splitlines()[0] == "True", ran.stderr
+    assert ran.stdout.count("|") == 1
+    strict = zoo.python(code, HAL_STRICT="1")
+    assert strict.returncode != 0
+    assert "unknown hook hal_x" in strict.stderr or "no_such_module" in strict.stderr
