@@ -104,7 +104,10 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer of `explain`: a selection or a refusal, never an exception for a bad pair."""
+    """The answer of `explain`: a selection or a refusal, never an exception for a bad pair.
+
+    `decision` holds what it rests on: the requirements, and every candidate as it was judged.
+    """
 
     selection: Selection | None
     refusal: Refusal | None

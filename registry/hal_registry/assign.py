@@ -1,16 +1,15 @@
 """Choose the providers: the best joint assignment over operations that share state."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
 
 from hal_registry.judge import Judged, show
 from hal_registry.manifest import Offer
 from hal_registry.reasons import Code, Reason
 from hal_registry.registry import Candidate
 from hal_registry.requirement import Requirement
-from hal_registry.vocabulary import LAYOUTS, SCRATCH, TOGETHER, interface_of, states_of
+from hal_registry.vocabulary import DTYPES, LAYOUTS, SCRATCH, TOGETHER, interface_of, states_of
 
 States = Mapping[str, tuple[str, str]]
 """The layout and dtype of every state; the dtype is "" where no requirement names one."""
@@ -152,9 +151,6 @@ def _preference(candidate: Candidate, operation: str, layouts: Mapping[str, str]
     return sum(order.index(layouts[state]) for state in states_of(operation))
 
 
-_SHARE: Final = "choose providers that share it, or leave the choice to hal"
-
-
 def clashes(
     judged: Sequence[Judged],
     requirements: Sequence[Requirement],
@@ -162,74 +158,61 @@ def clashes(
 ) -> tuple[Reason, ...]:
     """Why no joint assignment exists although every operation fits somewhere by itself."""
     problem = _Problem(judged, requirements, overrides or {})
-    if not all(problem.fitting[op] for op in problem.required):
+    required = [op for op in problem.operations if op in problem.required]
+    if not all(problem.fitting[op] for op in required):
         return ()
-    parted = [reason for group in problem.groups() for reason in _parted(problem, group)]
-    apart = [reason for state in problem.states for reason in _apart(problem, state)]
-    return tuple(parted + apart) or (_entangled(problem),)
+    parted = [_parted(problem, [op for op in required if op in g]) for g in problem.groups()]
+    apart = [reason for state in problem.states for reason in _apart(problem, state, required)]
+    both = f"{' and '.join(problem.states)} states"
+    needed = f"one choice of layouts and dtypes for {', '.join(required)}"
+    words = [word for state in problem.states for word in (*LAYOUTS[state], *DTYPES)]
+    entangled = _told(problem, Code.LAYOUT_UNSUPPORTED, both, needed, required, words)
+    return tuple(reason for reason in (*parted, *apart) if reason) or (entangled,)
 
 
-def _parted(problem: _Problem, group: frozenset[str]) -> Iterator[Reason]:
+def _parted(problem: _Problem, operations: Sequence[str]) -> Reason | None:
     """Operations that need one provider, each served by another one."""
-    operations = [op for op in problem.operations if op in group & problem.required]
-    if operations and not problem.able(group):
-        offered = _by_operation(problem, operations, lambda offer: [])
-        needed = "one provider for all of them"
-        yield Reason(Code.OPERATION_MISSING, ", ".join(operations), needed, offered, fix=_SHARE)
+    if not operations or problem.able(frozenset(operations)):
+        return None
+    subject, needed = ", ".join(operations), "one provider for all of them"
+    return _told(problem, Code.OPERATION_MISSING, subject, needed, operations, ())
 
 
-def _apart(problem: _Problem, state: str) -> Iterator[Reason]:
+def _apart(problem: _Problem, state: str, required: Sequence[str]) -> Iterator[Reason]:
     """A state for which the operations' providers have no layout or no dtype in common."""
-    touching = [op for op in problem.operations if state in states_of(op)]
-    own = [op for op in touching if states_of(op)[0] == state]
-    layouts, dtypes = LAYOUTS[state], [d for d in problem.dtypes(state) if d]
-    yield from _disjoint(problem, state, "layout", Code.LAYOUT_UNSUPPORTED, layouts, touching)
-    if dtypes:
-        yield from _disjoint(problem, state, "state dtype", Code.DTYPE_UNSUPPORTED, dtypes, own)
+    dtypes = [dtype for dtype in problem.dtypes(state) if dtype]
+    for code, word, known, touched in (
+        (Code.LAYOUT_UNSUPPORTED, "layout", LAYOUTS[state], len(problem.states)),
+        (Code.DTYPE_UNSUPPORTED, "state dtype", dtypes, 1),
+    ):
+        sharing = [op for op in required if state in states_of(op)[:touched]]
+        held = [
+            {w for c in problem.fitting[op] for w in _held(c.manifest.offers[op], known)}
+            for op in sharing
+        ]
+        if known and sharing and not set(known).intersection(*held):
+            needed = f"one {word} for {', '.join(sharing)}"
+            yield _told(problem, code, f"{state} state", needed, sharing, known)
 
 
-def _disjoint(
+def _held(offer: Offer, known: Collection[str]) -> list[str]:
+    """The layouts and state dtypes of an offer that are among the known."""
+    return [word for word in (*offer.layouts, *offer.state_dtypes) if word in known]
+
+
+def _told(
     problem: _Problem,
-    state: str,
-    word: str,
     code: Code,
-    known: Sequence[str],
+    subject: str,
+    needed: str,
     operations: Sequence[str],
-) -> Iterator[Reason]:
-    """No word of `known` is one that every operation's providers hold."""
-
-    def held(offer: Offer) -> list[str]:
-        values = offer.layouts if code is Code.LAYOUT_UNSUPPORTED else offer.state_dtypes
-        return [word for word in known if word in values]
-
-    required = [op for op in operations if op in problem.required]
-    by = {
-        op: {w for c in problem.fitting[op] for w in held(c.manifest.offers[op])} for op in required
-    }
-    if required and not set(known).intersection(*by.values()):
-        needed = f"one {word} for {', '.join(required)}"
-        offered = _by_operation(problem, required, held)
-        yield Reason(code, f"{state} state", needed, offered, fix=_SHARE)
-
-
-def _entangled(problem: _Problem) -> Reason:
-    """Every state could be agreed on by itself, but not all of them at once."""
-    operations = [op for op in problem.operations if op in problem.required]
-    return Reason(
-        Code.LAYOUT_UNSUPPORTED,
-        subject=f"{' and '.join(problem.states)} states",
-        needed=f"one choice of layouts and dtypes for {', '.join(operations)}",
-        offered=_by_operation(problem, operations, lambda o: [*o.layouts, *o.state_dtypes]),
-        fix=_SHARE,
-    )
-
-
-def _by_operation(
-    problem: _Problem, operations: Sequence[str], held: Callable[[Offer], Sequence[str]]
-) -> str:
-    """Who offers each operation, and what they hold of what the clash is about."""
-    return "; ".join(
-        f"{c.name} {op}" + (f": {show(words)}" if (words := held(c.manifest.offers[op])) else "")
-        for op in operations
-        for c in problem.fitting[op]
-    )
+    known: Collection[str],
+) -> Reason:
+    """A clash as a reason: who offers each operation, and what they hold of the known words."""
+    offered = []
+    for op in operations:
+        for c in problem.fitting[op]:
+            held = _held(c.manifest.offers[op], known)
+            offered.append(f"{c.name} {op}" + (f": {show(held)}" if held else ""))
+    fix = "choose providers that share it, or leave the choice to hal"
+    return Reason(code, subject, needed, "; ".join(offered), fix=fix)

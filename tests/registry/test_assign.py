@@ -58,7 +58,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Candidate], list[Requirement]]:
             state_dtypes=draw(st.sampled_from([SEVERAL, SEVERAL[:1]]))
             if op.startswith("delta_rule")
             else (),
-            optional=draw(st.integers(0, 3)) == 0,
+            optional=draw(st.integers(0, 2)) == 0,
         )
         for op in sorted(operations)
     ]
@@ -298,6 +298,25 @@ def test_an_optional_operation_is_taken_where_it_fits_and_refuses_nothing() -> N
     assert set(without.choices) == set(PHASES)
     assert together is not None
     assert together.choices["delta_rule.decode_fused"].name == "x.b"
+
+
+def test_an_optional_operation_of_a_group_does_not_outweigh_priority() -> None:
+    needs = [*needs_of("scan.verify"), replace(needs_of("scan.commit")[0], optional=True)]
+    best, whole = candidate("x.best", "scan.verify", priority=5), candidate("x.whole", "scan")
+    found = solve([best, whole], needs)
+    assert found is not None
+    assert {op: c.name for op, c in found.choices.items()} == {"scan.verify": "x.best"}
+
+
+def test_a_state_dtype_has_to_be_one_that_every_operation_may_have() -> None:
+    prefill = needs_of(PHASES[0])
+    decode = needs_of(PHASES[1], dtypes=("float32", "bfloat16"))
+    low = replace(EVERYTHING, state_dtypes={"bfloat16"})
+    best = candidate("x.best", PHASES[1], offer=low, priority=9)
+    found = solve([best, candidate("x.solid", *PHASES)], [*prefill, *decode])
+    assert found is not None
+    assert found.state_dtypes == {"recurrent": "float32"}
+    assert found.choices[PHASES[1]].name == "x.solid"
 
 
 def test_an_operation_goes_before_its_interface_in_overrides() -> None:

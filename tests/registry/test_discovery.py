@@ -1,7 +1,6 @@
 """A zoo of broken plugins: none ends the scan, hides a good one or goes unrecorded."""
 
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -292,15 +291,8 @@ def test_threads_share_one_discovery(zoo: Zoo) -> None:
 def test_a_plugin_that_asks_for_the_registry_while_it_loads_does_not_hang(zoo: Zoo) -> None:
     ask = "import hal_registry\nhal_registry.default_registry()\n"
     zoo.plugin("dist-a", "zoo.asks", ask + plugin_source("zoo.asks"))
-    done: list[bool] = []
-    thread = threading.Thread(
-        target=lambda: done.append(
-            zoo.python("import hal_registry as r; r.default_registry()").returncode == 0
-        )
-    )
-    thread.start()
-    thread.join(timeout=60)
-    assert done == [True]
+    ran = zoo.python("import hal_registry; print(hal_registry.default_registry().devices())")
+    assert "'cpu'" in ran.stdout, ran.stderr
 
 
 def test_a_veto_plugin_needs_no_provider(zoo: Zoo) -> None:

@@ -88,6 +88,19 @@ def test_the_probed_arch_takes_away_only_what_it_rules_out() -> None:
     ]
 
 
+def test_what_the_arch_leaves_over_stays_with_its_provider() -> None:
+    arches, probe = ("sm_90", "sm_121"), f"{MODULE}:sm_121"
+    best = sidecar("cuda.best", "Good", probe=probe, arches=arches, priority=9)
+    track = replace(EVERYTHING, arches=("sm_90",))
+    best = replace(best, offers={**best.offers, "conv_state.track": track})
+    spare = sidecar("cuda.spare", "Good", probe=probe, arches=arches)
+    chosen = hal.select("cuda", ZAYA, registry=Registry.of(best, spare), prefix_cache=True).choices
+    assert {op: choice.provider for op, choice in chosen.items()} == {
+        "conv_state.step": "cuda.best",
+        "conv_state.track": "cuda.spare",
+    }
+
+
 def test_an_arch_in_the_device_name_is_judged_without_a_probe() -> None:
     hopper = manifest("cuda.hopper", "conv", *PHASES, arches=("sm_90",))
     other = manifest("cuda.other", "conv", *PHASES, arches=("sm_121",))

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal.model import CcaDims, DeltaDims, Dims, Kind, ModelSpec, ScanDims, ShortConvDims, read
+from hal.model import (
+    CcaDims,
+    DeltaDims,
+    Dims,
+    Kind,
+    LayerSpec,
+    ModelSpec,
+    ScanDims,
+    ShortConvDims,
+    read,
+)
 from hal.sharding import shard, shard_reasons
 from hal.states import StateFormat, plan_states
 from hal_registry import Code
@@ -126,6 +136,9 @@ def test_mamba1_channels_are_kept_when_heads_are_fewer_than_ranks(
     heads: int, width: int, tp: int
 ) -> None:
     dims = ScanDims(H=heads, P=width, N=16, G=1, W=4)
+    layer = LayerSpec(0, (Kind.MAMBA1,), dims)
+    model = ModelSpec("made", (layer,), "float32", 10, 10)
+    assert (not shard_reasons(model, tp)) == cuts(Kind.MAMBA1, dims, tp)
     if cuts(Kind.MAMBA1, dims, tp):
         local = shard(dims, tp)
         assert isinstance(local, ScanDims)

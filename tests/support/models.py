@@ -11,6 +11,8 @@ import torch
 import transformers
 from torch import nn
 
+from hal.integrations.transformers import families
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,20 +20,20 @@ if TYPE_CHECKING:
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs" / "tiny"
 
-DRIVEN = (
-    "lfm2",
-    "lfm2_moe",
-    "lfm2_vl",
-    "olmo_hybrid",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
-)
-"""Every tiny config that the transformers runner drives."""
+DRIVEN = tuple(sorted(families.DRIVEN))
+"""Every tiny config that the transformers runner drives, named by its model_type."""
 
-RANGES = {"A_log": (-1.5, 1.0), "dt_bias": (-2.0, 1.0)}
+RANGES = {
+    "A_log": (-1.5, 1.0),
+    "dt_bias": (-2.0, 1.0),
+    "dt_proj.bias": (-3.0, 0.0),
+    "dt_proj_bias": (-3.0, 0.0),
+    "temp": (0.3, 0.3),
+}
+"""Uniform ranges by the end of a name; ZAYA's key temperature starts at 0, and no key would count."""
+
+ONES = ("norm", "scale")
+"""Vectors that are ones but for noise, by a part of their name."""
 
 
 def config_of(name: str) -> dict[str, object]:
@@ -65,16 +67,17 @@ def fan_in(model: nn.Module, seed: int) -> None:
     """Weights at the scale of their fan-in, so that a wrong state moves the logits by much."""
     generator = torch.Generator().manual_seed(seed)
     for path, parameter in model.named_parameters():
-        name = path.rpartition(".")[2]
         noise = torch.randn(parameter.shape, generator=generator)
-        if name in RANGES:
-            low, high = RANGES[name]
+        low_high = next((r for name, r in RANGES.items() if path.endswith(name)), None)
+        if low_high is not None:
+            low, high = low_high
             parameter.copy_(low + (high - low) * torch.rand(parameter.shape, generator=generator))
-        elif "conv" in path and parameter.ndim == 3 and parameter.shape[1] == 1:
-            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+        elif path.endswith(".D"):
+            parameter.copy_(0.5 * noise)
         elif parameter.ndim > 1:
-            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
-        elif "norm" in path:
+            inputs = parameter[0].numel() if "conv" in path else parameter.shape[-1]
+            parameter.copy_(noise / inputs**0.5)
+        elif any(part in path for part in ONES):
             parameter.add_(0.1 * noise)
         else:
             parameter.copy_(0.1 * noise)
@@ -87,18 +90,42 @@ def folder_of(name: str, root: Path, seed: int = 0) -> Path:
 
 
 def solo(
-    model: PreTrainedModel, prompt: Sequence[int], count: int
+    model: PreTrainedModel, prompt: Sequence[int], count: int, forced: Sequence[int] | None = None
 ) -> tuple[list[int], torch.Tensor]:
-    """What transformers alone generates greedily: the tokens, and their logits `[n, vocab]`."""
+    """What transformers alone generates greedily: the tokens, and their logits `[n, vocab]`.
+
+    `forced` tokens are taken in place of the best ones; the logits stay the model's own.
+    """
     ids = torch.tensor([list(prompt)])
+    force = [] if forced is None else [_Forced(len(prompt), forced)]
     with torch.inference_mode():
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=count,
             do_sample=False,
+            logits_processor=force,
             output_logits=True,
             return_dict_in_generate=True,
             pad_token_id=0,
         )
     return out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits).float()
+
+
+def whole(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """The logits `[T, vocab]` of one forward over a whole sequence, without any cache."""
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([list(tokens)]), use_cache=False)
+    return out.logits[0].float()
+
+
+class _Forced(transformers.LogitsProcessor):
+    """Leaves one token a step."""
+
+    def __init__(self, begin: int, tokens: Sequence[int]) -> None:
+        self._begin, self._tokens = begin, tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        only = torch.full_like(scores, float("-inf"))
+        only[:, self._tokens[input_ids.shape[1] - self._begin]] = 0
+        return only

@@ -162,7 +162,10 @@ SCENARIOS: Mapping[str, Asked] = {
         tp=hal.Shard(0, 32),
     ),
     "groups do not divide": explained(
-        "cuda", tiny("mamba2", num_heads=12, hidden_size=96, head_dim=16, n_groups=6), manifest("cuda.any", "all"), tp=hal.Shard(1, 4)
+        "cuda",
+        tiny("mamba2", num_heads=12, hidden_size=96, head_dim=16, n_groups=6),
+        manifest("cuda.any", "all"),
+        tp=hal.Shard(1, 4),
     ),
     "the arch is given and nobody has it": explained(
         "cuda:sm_121", GDN, manifest("cuda.hopper", "conv", *PHASES, arches=("sm_90", "sm_100"))

@@ -117,7 +117,8 @@ class Zoo:
 
     def python(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run code in a fresh interpreter that sees the zoo beside what is installed."""
-        return run_python(code, PYTHONPATH=str(self.root), **environment)
+        path = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
+        return run_python(code, PYTHONPATH=path, **environment)
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hal.integrations.transformers import Engine, Runner, load, open_folder
+from hal.runtime.batch import NO_SLOT, Batch, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from random import Random
 
     from torch import Tensor
 
@@ -90,3 +92,77 @@ def serve(
         if event.reason is not None:
             run.reasons[event.request] = str(event.reason)
     return run
+
+
+ROWS, TOKENS = 4, 16
+"""What a step of `feed` takes at most, pads included."""
+
+Sample = tuple[int, int]
+"""A sequence, and a position in it."""
+
+
+@dataclass
+class Row:
+    """A row of one step: which sequence, the tokens it takes, where it starts, its slot."""
+
+    sequence: int
+    tokens: list[int]
+    start: int
+    slot: int
+
+
+def feed(
+    runner: Runner, sequences: Sequence[Sequence[int]], piece: int | None, random: Random
+) -> dict[Sample, Tensor]:
+    """Feed given tokens in pieces and keep the logits at the end of each.
+
+    `piece` tokens at a time, any number where it is None. Rows come in any order, in slots of no
+    order, beside pads and rows without tokens, over states that begin as NaN.
+    """
+    for spec in runner.backend.selection.states:
+        runner.backend.pool.tensors(spec.layer)[spec.name].fill_(float("nan"))
+    runner.kv.release(range(ROWS + 1))
+    slots, got = random.sample(range(1, ROWS + 1), len(sequences)), {}
+    for rows in _pieces(sequences, slots, piece, random):
+        batch, tokens = _padded(rows, random)
+        ends = [i for i, length in enumerate(batch.lengths) if length and batch.dst[i] >= 0]
+        by_slot = {row.slot: row for row in rows}
+        for index, logits in zip(ends, runner.step(batch, tokens, ends), strict=True):
+            row = by_slot[batch.dst[index]]
+            got[row.sequence, row.start + len(row.tokens) - 1] = logits
+    return got
+
+
+def _pieces(
+    sequences: Sequence[Sequence[int]], slots: Sequence[int], piece: int | None, random: Random
+) -> Iterator[list[Row]]:
+    """The rows of each step, in any order; sequences that have ended take no tokens."""
+    done = [0] * len(sequences)
+    while any(n < len(s) for n, s in zip(done, sequences, strict=True)):
+        rows = []
+        for i in random.sample(range(len(sequences)), len(sequences)):
+            size = random.choice([0, 1, 1, 2, 3, 5]) if piece is None else piece
+            tokens = list(sequences[i][done[i] : done[i] + size])
+            rows.append(Row(i, tokens, done[i], slots[i]))
+            done[i] += len(tokens)
+        yield rows
+
+
+def _padded(rows: Sequence[Row], random: Random) -> tuple[Batch, list[int]]:
+    """A step of these rows and its packed tokens, with pads of both kinds.
+
+    Rows of one token each make a DECODE step with pad rows, all others have pad tokens behind.
+    """
+    live = [row for row in rows if row.tokens]
+    if all(len(row.tokens) == 1 and row.start for row in live):
+        packed: list[Row | None] = [*live, *[None] * (ROWS - len(live))]
+        random.shuffle(packed)
+        tokens = [random.randint(3, 150) if row is None else row.tokens[0] for row in packed]
+        slots = [NO_SLOT if row is None else row.slot for row in packed]
+        start = [0 if row is None else row.start for row in packed]
+        return Batch(Mode.DECODE, [1] * ROWS, start, slots, slots), tokens
+    tokens = [token for row in rows for token in row.tokens]
+    tokens += [random.randint(3, 150) for _ in range(random.randint(0, 2))]
+    src = [row.slot if row.start else NO_SLOT for row in rows]
+    lengths, start = [len(row.tokens) for row in rows], [row.start for row in rows]
+    return Batch(Mode.MIXED, lengths, start, src, [row.slot for row in rows]), tokens

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from support import triton_interpreter
 from triton.runtime import interpreter as interp
 
 GAP = 4096  # bytes on each side of a guarded tensor
@@ -160,7 +159,6 @@ class _Watch:
 
 @cache
 def _install() -> None:
-    triton_interpreter.apply()
     builder = interp.InterpreterBuilder
 
     def watch(name: str, kind: str, mask_at: int) -> None:

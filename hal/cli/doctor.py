@@ -1,0 +1,110 @@
+"""`hal doctor`: what is installed and what is wrong with it; imports neither torch nor vendors."""
+
+import json
+import platform
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distributions, version
+from typing import Any, Final
+
+import typer
+
+from hal.cli.errors import REFUSED, reporting
+from hal.cli.options import AsJson, Debug
+from hal.cli.output import aligned
+from hal_registry import API, Code, Fault, Registry, default_registry, library_reasons
+
+LIBRARIES: Final = ("torch", "triton", "torch-npu", "transformers", "safetensors")
+
+
+def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
+    """Show plugins, versions, faults with their traceback, and import-name clashes.
+
+    Exit status 1 says that a plugin is broken or that two distributions claim one import name.
+    """
+    with reporting("doctor", debug):
+        registry = default_registry()
+        facts = _facts(registry)
+        typer.echo(json.dumps(facts, indent=1) if as_json else "\n".join(_lines(facts)))
+    blocked = (Code.PLUGIN_BLOCKED,)
+    if facts["clashes"] or any(fault.code not in blocked for fault in registry.faults):
+        raise typer.Exit(REFUSED)
+
+
+def _facts(registry: Registry) -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "hal": {"version": _version("hybrid-hal"), "api": "{}.{}".format(*API)},
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "providers": [
+            {
+                "name": candidate.name,
+                "distribution": candidate.distribution,
+                "version": candidate.version,
+                "api": "{}.{}".format(*candidate.manifest.api),
+                "offers": list(candidate.manifest.offers),
+                "missing": [str(reason) for reason in library_reasons(candidate)],
+            }
+            for candidate in registry.candidates
+        ],
+        "faults": [_fault(fault) for fault in registry.faults],
+        "clashes": clashes(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _fault(fault: Fault) -> dict[str, str]:
+    return {**fault.reason().to_dict(), "traceback": fault.traceback, "origin": _origin(fault)}
+
+
+def _origin(fault: Fault) -> str:
+    return f"{fault.distribution} {fault.version}"
+
+
+def clashes() -> dict[str, list[str]]:
+    """Top-level modules that two distributions bring, as triton and triton-ascend do.
+
+    Which of them is imported depends on the order of installation. Namespace packages are shared on
+    purpose and do not count.
+    """
+    owners: dict[str, set[str]] = defaultdict(set)
+    for found in distributions():
+        for file in found.files or ():
+            parts = file.parts
+            if len(parts) == 2 and parts[1] == "__init__.py":
+                owners[parts[0]].add(found.name)
+            elif len(parts) == 1 and file.suffix == ".py":
+                owners[file.stem].add(found.name)
+    return {name: sorted(two) for name, two in sorted(owners.items()) if len(two) > 1}
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    hal = facts["hal"]
+    yield f"hybrid-hal {hal['version']}, API {hal['api']}, Python {facts['python']}"
+    libraries = [(name, found or "not installed") for name, found in facts["libraries"].items()]
+    yield from aligned(libraries, indent=2)
+    yield "Providers"
+    for provider in facts["providers"]:
+        yield f"  {provider['name']}  ({provider['distribution']} {provider['version']}), API " + (
+            f"{provider['api']}, {len(provider['offers'])} operations"
+        )
+        yield from (f"    {text}" for text in provider["missing"])
+    yield from _wrong(facts)
+
+
+def _wrong(facts: dict[str, Any]) -> Iterator[str]:
+    """Faults and clashes, or the line that says there are none."""
+    for fault in facts["faults"]:
+        yield f"Fault: [{fault['code']}] {fault['subject']} ({fault['origin']}): {fault['offered']}"
+        yield f"  Fix: {fault['fix']}."
+        yield from (f"  | {line}" for line in fault["traceback"].splitlines())
+    for name, owners in facts["clashes"].items():
+        yield f"Clash: import name {name} comes from {' and '.join(owners)}; uninstall one of them"
+    if not facts["faults"] and not facts["clashes"]:
+        yield "No faults and no import-name clashes."

@@ -1,0 +1,54 @@
+"""The Triton provider in the interpreter: few programs a launch, every launch watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from support.ops import Call
+from support.triton_guard import guarded, watch
+from torch import Tensor
+
+from hal_triton.kernels.math import silu
+from hal_triton.provider import TritonProvider
+from hal_triton.tuning import DEFAULT, Config, Tuning
+
+WIDE: Mapping[str, Config] = {
+    "conv.prefill": Config({"BT": 16, "BC": 32}),
+    "conv.decode": Config({"BC": 16}),
+    "short_conv.prefill": Config({"BT": 16, "BC": 32}),
+    "short_conv.decode": Config({"BC": 16}),
+    "delta_rule.decode": Config({"BV": 128}),
+    "delta_rule.decode_fused": Config({"BV": 128}),
+    "delta_rule.decode_fused.norm": Config({"BV": 128}),
+    "delta_rule.recurrent": Config({"BV": 128}),
+    "delta_rule.walk": Config({"BV": 128}),
+}
+"""Tiles as large as a head, since a program costs the interpreter what a launch costs a GPU."""
+
+
+def provider(blocks: Mapping[str, Config] | None = None, **layouts: str) -> TritonProvider:
+    """A provider on CPU tensors; `blocks` replace entries of `WIDE`."""
+    tuning = Tuning(DEFAULT, silu, silu, "tf32", {**WIDE, **(blocks or {})})
+    return TritonProvider("cpu", {"layouts": layouts, "tuning": tuning})
+
+
+def watched(call: Call) -> Call:
+    """The call under the guard, on copies of its dense tensors with gaps of NaN around them."""
+
+    def run(**args: Any) -> Tensor:
+        apart = {n: guarded(v) if _is_free(v) else v for n, v in args.items()}
+        with watch():
+            result = call(**apart)
+        for name, value in args.items():
+            if apart[name] is not value:
+                value.copy_(apart[name])
+        return args["out"] if isinstance(args.get("out"), Tensor) else result
+
+    return run
+
+
+def _is_free(value: object) -> bool:
+    """Whether a tensor can move: a view with holes is left, since its holes are watched anyway."""
+    return isinstance(value, torch.Tensor) and value.is_contiguous() and value.numel() > 0
