@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from hal.errors import HalError
-from hal.model.spec import DeltaDims, ScanDims, ShortConvDims
+from hal.model.spec import CcaDims, DeltaDims, ScanDims, ShortConvDims
+from hal.runtime.cca_layer import CcaLayer
 from hal.runtime.layers import BoundConv, Current, DeltaLayer, ShortConvLayer
-from hal.runtime.params import DeltaParams, LayerParams, ScanParams, ShortConvParams
+from hal.runtime.params import CcaParams, DeltaParams, LayerParams, ScanParams, ShortConvParams
 from hal.runtime.scan_layer import ScanLayer
 from hal.sharding import shard
 from hal_registry import interface_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hal.runtime.pool import Pool
     from hal.selection import Selection
 
-Layer = DeltaLayer | ShortConvLayer | ScanLayer
+Layer = DeltaLayer | ShortConvLayer | ScanLayer | CcaLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Binder:
             return self._short_conv(layer_id, dims, params)
         if isinstance(dims, ScanDims) and isinstance(params, ScanParams):
             return self._scan(layer_id, dims, params)
+        if isinstance(dims, CcaDims) and isinstance(params, CcaParams):
+            return self._cca(layer_id, dims, params)
         raise TypeError(f"layer {layer_id} is {type(dims).__name__}, got {type(params).__name__}")
 
     def sidecar(self) -> ConvState | None:
@@ -86,6 +89,7 @@ class Binder:
         return ShortConvLayer(self.current, layer_id, dims, conv, sidecar)
 
     def _scan(self, layer_id: int, dims: ScanDims, params: ScanParams) -> ScanLayer:
+        _check_rates(layer_id, dims, params)
         conv = None
         if dims.W:
             if params.conv_weight is None:
@@ -94,13 +98,27 @@ class Binder:
         return ScanLayer(
             self.current,
             dims,
-            params,
+            replace(params, D=_float(params.D), dt_bias=_float(params.dt_bias)),
             conv,
             cast("Scan", self._interface("scan.prefill")),
             cast("Scan", self._interface("scan.decode")),
             self.pool.tensors(layer_id)["scan"],
             -params.A_log.float().exp(),
         )
+
+    def _cca(self, layer_id: int, dims: CcaDims, params: CcaParams) -> CcaLayer:
+        channels = (dims.channels,)
+        for name, tensor, shape in (
+            ("depthwise weight", params.depthwise_weight, (*channels, dims.time0)),
+            ("depthwise bias", params.depthwise_bias, channels),
+            ("grouped weight", params.grouped_weight, (*channels, dims.D, dims.time1)),
+            ("grouped bias", params.grouped_bias, channels),
+        ):
+            if tensor is not None:
+                _check_shape(layer_id, name, tensor, shape)
+        sidecar = cast("ConvState", self._interface("conv_state.step"))
+        layout = self.pool.spec(layer_id, "conv").layout
+        return CcaLayer(self.current, layer_id, dims, params, sidecar, layout)
 
     def _conv(
         self,
@@ -138,6 +156,20 @@ class Binder:
             "scan": provider.scan,
         }
         return by_name[interface_of(operation)]
+
+
+def _float(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
+
+
+def _check_rates(layer_id: int, dims: ScanDims, params: ScanParams) -> None:
+    """Mamba-1 has a rate for each channel and state, the others one a head."""
+    by_channel = dims.dt_rank is not None
+    count = dims.I if by_channel else dims.H
+    _check_shape(layer_id, "A_log", params.A_log, (count, dims.N) if by_channel else (count,))
+    for name, tensor in (("D", params.D), ("dt_bias", params.dt_bias)):
+        if tensor is not None:
+            _check_shape(layer_id, name, tensor, (count,))
 
 
 def _check_shape(layer_id: int, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -26,8 +26,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """The shape as messages spell it: "[8, 64]"."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
 def _shape(tensor: Tensor) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
+    return shape_text(tensor.shape)
 
 
 def check_act(operation: str, name: str, tensor: Tensor, dims: int) -> None:
@@ -71,6 +76,7 @@ def check_rows(
     others: Sequence[tuple[str, Tensor]],
     query_start_loc: Tensor | None,
     track: Tensor | None = None,
+    parents: Tensor | None = None,
 ) -> None:
     """Refuse row indices of unequal length; without `query_start_loc`, row i is token i."""
     check_index(operation, "src", src)
@@ -92,6 +98,10 @@ def check_rows(
         )
     if track is not None:
         check_track(operation, track)
+    if parents is not None:
+        check_index(operation, "parents", parents)
+        if parents.shape[0] != tokens:
+            raise ValueError(f"{operation}: {tokens} tokens, {parents.shape[0]} entries in parents")
 
 
 def check_track(operation: str, track: Tensor) -> None:
@@ -117,6 +127,38 @@ def check_starts(operation: str, starts: Sequence[int], tokens: int, of: str) ->
         raise ValueError(
             f"{operation}: query_start_loc ends at {starts[-1]}, {of} has {tokens} tokens"
         )
+
+
+def check_parents(operation: str, starts: Sequence[int], parents: Sequence[int]) -> None:
+    """Refuse a host-side tree whose row-relative parents do not come before their children."""
+    for row, (begin, end) in enumerate(pairwise(starts)):
+        for token, parent in enumerate(parents[begin:end]):
+            if not -1 <= parent < token:
+                raise ValueError(
+                    f"{operation}: row {row}: parent {parent} of token {token} "
+                    f"does not come before it"
+                )
+
+
+def check_last(operation: str, starts: Sequence[int], last: Sequence[int]) -> None:
+    """Refuse a host-side last token behind the end of its row; a row without tokens has none."""
+    for row, ((begin, end), token) in enumerate(zip(pairwise(starts), last, strict=True)):
+        if begin < end <= begin + token:
+            raise ValueError(
+                f"{operation}: last is token {token} in row {row}, row {row} has "
+                f"{end - begin} tokens"
+            )
+
+
+def check_scratch(
+    operation: str, scratch: Sequence[Tensor], tensors: int, tokens: int | None = None
+) -> None:
+    """Refuse scratch of another count of tensors, or with room for fewer tokens than the rows."""
+    if len(scratch) != tensors:
+        raise ValueError(f"{operation}: scratch has {len(scratch)} tensors, expected {tensors}")
+    room = min(tensor.shape[0] for tensor in scratch)
+    if tokens is not None and tokens > room:
+        raise ValueError(f"{operation}: rows have {tokens} tokens, scratch has room for {room}")
 
 
 def check_slots(operation: str, name: str, slots: Sequence[int], pool_slots: int) -> None:

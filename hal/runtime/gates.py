@@ -40,7 +40,7 @@ def grouped_norm(
     """
     x, gate = y.float(), torch.nn.functional.silu(z.float())
     x = x if norm_before_gate else x * gate
-    grouped = x.view(x.shape[0], groups, -1)
+    grouped = x.view(-1, groups, x.shape[1] // groups)
     normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
     normed = normed.view_as(x) * weight.float()
     return (normed * gate if norm_before_gate else normed).to(y.dtype)

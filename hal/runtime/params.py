@@ -50,4 +50,14 @@ class ScanParams:
     norm_before_gate: bool = False
 
 
-LayerParams = DeltaParams | ShortConvParams | ScanParams
+@dataclass(frozen=True, slots=True, eq=False)
+class CcaParams:
+    """A CCA layer: depthwise weight `[C, t0]`, then grouped weight `[C, D, t1]`, biases `[C]`."""
+
+    depthwise_weight: Tensor
+    depthwise_bias: Tensor | None
+    grouped_weight: Tensor
+    grouped_bias: Tensor | None
+
+
+LayerParams = DeltaParams | ShortConvParams | ScanParams | CcaParams

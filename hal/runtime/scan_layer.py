@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hal.runtime.batch import Mode
@@ -63,6 +63,33 @@ class ScanLayer:
         if self.bound_conv is None:
             raise ValueError("this scan layer has no conv")
         return self.bound_conv(mixed, self.current.get())
+
+    def heads(self) -> tuple[ScanLayer, ...]:
+        """A Mamba-1 layer head by head, for model code that scans them one by one (Zamba).
+
+        Each is a view of this layer's state and weights, without the conv: x, dt and z `[T, I/G]`.
+        """
+        groups, params = self.dims.G, self.params
+        if groups == 1:
+            return (self,)
+        dims = replace(self.dims, H=1, P=self.dims.I // groups, G=1)
+        cuts = [slice(i * dims.P, (i + 1) * dims.P) for i in range(groups)]
+        return tuple(
+            replace(
+                self,
+                dims=dims,
+                params=replace(
+                    params,
+                    A_log=params.A_log[cut],
+                    D=None if params.D is None else params.D[cut],
+                    dt_bias=None if params.dt_bias is None else params.dt_bias[cut],
+                ),
+                bound_conv=None,
+                state=self.state[:, cut],
+                A=self.A[cut],
+            )
+            for cut in cuts
+        )
 
     def scan(
         self, x: Tensor, dt: Tensor | None, B: Tensor, C: Tensor, z: Tensor | None = None

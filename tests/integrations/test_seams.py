@@ -6,6 +6,7 @@ End to end a wrong scale or eps can hide behind a norm that is free of scale; he
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 import torch
@@ -16,20 +17,27 @@ from transformers import PreTrainedModel
 
 from hal.errors import HalError
 from hal.integrations.transformers import Runner
-from hal.integrations.transformers.seams import CONV, DELTA, conv_weights, rebind, uses
+from hal.integrations.transformers.binding import find_mixers
+from hal.integrations.transformers.mixers import MIXERS, conv_weights
+from hal.integrations.transformers.seams import CONV, DELTA, HEAD_SCAN, KDA, SCAN
 from hal.model import read
-from hal.model.spec import DeltaDims
+from hal.model.spec import DeltaDims, LayerSpec, ScanDims
 from hal.options import Options
 from hal.runtime.batch import Batch, Mode
 from hal.selection import choose
-from support.models import CONFIGS, make_model
+from support.models import CONFIGS, DRIVEN, make_model
 
-DELTA_FAMILIES = ("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-CONV_FAMILIES = (*DELTA_FAMILIES, "lfm2", "lfm2_moe")
+DELTAS = {"olmo_hybrid": DELTA, "qwen3_5_text": DELTA, "kimi_linear": KDA, "bailing_hybrid": KDA}
+SCANS = tuple(n for n in DRIVEN if n in {"bamba", "falcon_h1", "mamba2", "nemotron_h", "zamba2"})
+HEAD_SCANS = tuple(n for n in DRIVEN if n in {"falcon_mamba", "jamba", "mamba", "zamba"})
+WHOLE = tuple(n for n in DRIVEN if n in {"minimax", "zaya"})
+CONVS = (*DELTAS, *SCANS, *HEAD_SCANS, "lfm2", "lfm3")
 SLOTS = (3, 1, 2)
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 steps = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=6)
+Row = list[Tensor]
+"""What one sequence gives to a seam, each with its tokens in the same axis."""
 
 
 @dataclass
@@ -38,6 +46,7 @@ class Bound:
 
     runner: Runner
     mixer: nn.Module
+    layer: LayerSpec
     theirs: dict[str, Callable[..., object]]
 
     def seam(self, name: str) -> Callable[..., object]:
@@ -50,11 +59,14 @@ _BOUND: dict[str, Bound] = {}
 def bound(name: str) -> Bound:
     """One bound model a family; every test starts its rows fresh."""
     if name not in _BOUND:
-        model = make_model(name)
-        mixer = next(m for m in model.modules() if uses(m, frozenset({CONV})))
+        model, spec = make_model(name), read(CONFIGS / f"{name}.json")
+        layer = next(spec.stateful_layers())
+        mixer = dict(find_mixers(model.get_decoder(), spec))[layer.index]
         names = inspect.unwrap(type(mixer).forward).__globals__
-        theirs = {n: inspect.unwrap(names[n]) for n in (CONV, DELTA) if n in names}
-        _BOUND[name] = Bound(runner(name, model), mixer, theirs)
+        seams = MIXERS[layer.stateful].seams
+        theirs = {n: inspect.unwrap(names[n]) for n in seams if n in names}
+        theirs["forward"] = inspect.unwrap(type(mixer).forward)
+        _BOUND[name] = Bound(runner(name, model), mixer, layer, theirs)
     return _BOUND[name]
 
 
@@ -74,20 +86,31 @@ def pieces(case: Bound, plan: list[list[int]]) -> Iterator[list[tuple[int, slice
         done = [n + m for n, m in zip(done, lengths, strict=True)]
 
 
-def packed(rows: list[Tensor], cuts: list[tuple[int, slice]], dim: int) -> Tensor:
-    return torch.cat([rows[row].transpose(0, dim)[cut].transpose(0, dim) for row, cut in cuts], dim)
-
-
-def deal(got: list[list[Tensor]], cuts: list[tuple[int, slice]], out: Tensor, dim: int) -> None:
-    """Give each row its part of a packed result."""
-    parts = out.split([cut.stop - cut.start for _, cut in cuts], dim)
-    for (row, _), part in zip(cuts, parts, strict=True):
-        got[row].append(part)
-
-
-def check(got: list[list[Tensor]], wanted: list[Tensor], dim: int) -> None:
-    for mine, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(torch.cat(mine, dim), theirs, **TOLERANCE)
+def check(
+    case: Bound,
+    plan: list[list[int]],
+    make: Callable[[int, int], Row],
+    axis: int,
+    ours: Callable[[Row], Tensor],
+    theirs: Callable[[Row], Tensor],
+) -> None:
+    """Rows packed and cut as planned give what each gives whole, with tokens in `axis`."""
+    totals = [sum(lengths[row] for lengths in plan) for row in range(3)]
+    rows = [make(total, number) for number, total in enumerate(totals)]
+    got: list[Row] = [[], [], []]
+    for cuts in pieces(case, plan):
+        packed = [
+            torch.cat(
+                [rows[row][i].narrow(axis, c.start, c.stop - c.start) for row, c in cuts], axis
+            )
+            for i in range(len(rows[0]))
+        ]
+        parts = ours(packed).split([c.stop - c.start for _, c in cuts], axis)
+        for (row, _), part in zip(cuts, parts, strict=True):
+            got[row].append(part)
+    for mine, row, total in zip(got, rows, totals, strict=True):
+        if total:
+            torch.testing.assert_close(torch.cat(mine, axis), theirs(row), **TOLERANCE)
 
 
 def noise(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -95,115 +118,176 @@ def noise(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-@pytest.mark.parametrize("name", CONV_FAMILIES)
-@settings(max_examples=12, deadline=None)
+@pytest.mark.parametrize("name", CONVS)
+@settings(max_examples=8, deadline=None)
 @given(plan=steps, seed=st.integers(0, 99))
 def test_the_conv_seam_is_their_convolution_of_each_row(
     name: str, plan: list[list[int]], seed: int
 ) -> None:
-    case = bound(name)
-    weight, bias = conv_weights(case.mixer, "conv1d" if DELTA in case.theirs else "conv")
-    activation = "silu" if DELTA in case.theirs else None
-    totals = [sum(lengths[row] for lengths in plan) for row in range(3)]
-    rows = noise(seed, *((1, weight.shape[0], n) for n in totals))
-    got: list[list[Tensor]] = [[torch.empty(1, weight.shape[0], 0)] for _ in rows]
-    for cuts in pieces(case, plan):
-        x = packed(rows, cuts, 2)
-        out = case.seam(CONV)(x, weight, bias, activation=activation, output_attentions=False)
-        assert out.shape == x.shape
-        for (row, _), part in zip(
-            cuts, out.split([c.stop - c.start for _, c in cuts], 2), strict=True
-        ):
-            got[row].append(part)
-    wanted = [
-        case.theirs[CONV](x, weight, bias, activation=activation) if x.shape[2] else x for x in rows
-    ]
-    check(got, wanted, 2)
+    case, short = bound(name), name.startswith("lfm")
+    weight, bias = conv_weights(case.mixer, "conv" if short else "conv1d")
+    how = {"activation": None if short else "silu"}
+
+    def ours(row: Row) -> Tensor:
+        return case.seam(CONV)(row[0], weight, bias, **how, output_attentions=False)
+
+    def theirs(row: Row) -> Tensor:
+        return case.theirs[CONV](row[0], weight, bias, **how)
+
+    def make(length: int, number: int) -> Row:
+        return noise(seed + number, (1, weight.shape[0], length))
+
+    check(case, plan, make, 2, ours, theirs)
 
 
-@pytest.mark.parametrize("name", DELTA_FAMILIES)
+@pytest.mark.parametrize("name", DELTAS)
 @settings(max_examples=12, deadline=None)
 @given(plan=steps, seed=st.integers(0, 99), beta_scale=st.sampled_from([1.0, 2.0]))
 def test_the_delta_seam_is_their_recurrence_of_each_row(
     name: str, plan: list[list[int]], seed: int, beta_scale: float
 ) -> None:
-    case = bound(name)
-    totals = [sum(lengths[row] for lengths in plan) for row in range(3)]
-    rows = [delta_inputs(dims_of(name), n, seed + i, beta_scale) for i, n in enumerate(totals)]
-    got: list[list[Tensor]] = [[torch.empty_like(row[2][:, :0])] for row in rows]
-    for cuts in pieces(case, plan):
-        q, k, v, g, beta = (packed([row[i] for row in rows], cuts, 1) for i in range(5))
-        out, state = case.seam(DELTA)(
+    """g is one for each head, or one for each channel of Kimi Delta."""
+    case, seam = bound(name), DELTAS[name]
+    dims = case.layer.dims
+    assert isinstance(dims, DeltaDims)
+
+    def make(length: int, number: int) -> Row:
+        keys, heads = (1, length, dims.H, dims.K), (1, length, dims.HV)
+        gates = (*heads, dims.K) if seam == KDA else heads
+        q, k, v, a, b = noise(seed + number, keys, keys, (*heads, dims.V), gates, heads)
+        return [q, k, v, -a.exp(), beta_scale * b.sigmoid()]
+
+    def ours(row: Row) -> Tensor:
+        q, k, v, g, beta = row
+        out, state = case.seam(seam)(
             q, k, v, g=g, beta=beta, initial_state=None, output_final_state=False,
             use_qk_l2norm_in_kernel=True, cu_seqlens=None,
         )  # fmt: skip
         assert state is None
-        for (row, _), part in zip(
-            cuts, out.split([c.stop - c.start for _, c in cuts], 1), strict=True
-        ):
-            got[row].append(part)
-    check(got, [theirs_of(case, row) for row in rows], 1)
+        return out
+
+    def theirs(row: Row) -> Tensor:
+        q, k, v, g, beta = row
+        return case.theirs[seam](q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0]
+
+    check(case, plan, make, 1, ours, theirs)
 
 
-def dims_of(name: str) -> DeltaDims:
-    spec = read(CONFIGS / f"{name}.json")
-    dims = next(spec.stateful_layers()).dims
-    assert isinstance(dims, DeltaDims)
-    return dims
+@pytest.mark.parametrize("name", SCANS)
+@settings(max_examples=12, deadline=None)
+@given(plan=steps, seed=st.integers(0, 99))
+def test_the_scan_seam_is_their_scan_of_each_row(
+    name: str, plan: list[list[int]], seed: int
+) -> None:
+    case, mixer = bound(name), bound(name).mixer
+    dims = case.layer.dims
+    assert isinstance(dims, ScanDims)
+    rates = {"D": mixer.D.detach(), "dt_bias": mixer.dt_bias.detach(), "dt_softplus": True}
+    how = {**rates, "chunk_size": 8, "z": None, "dt_limit": mixer.time_step_limit}
+
+    def make(length: int, number: int) -> Row:
+        heads, groups = (1, length, dims.H), (1, length, dims.G, dims.N)
+        return noise(seed + number, (*heads, dims.P), heads, groups, groups)
+
+    def call(scan: Callable[..., object]) -> Callable[[Row], Tensor]:
+        A = -mixer.A_log.detach().exp()
+        return lambda row: scan(row[0], row[1], A, row[2], row[3], **how)
+
+    check(case, plan, make, 1, call(case.seam(SCAN)), call(case.theirs[SCAN]))
 
 
-def delta_inputs(dims: DeltaDims, length: int, seed: int, beta_scale: float) -> list[Tensor]:
-    """q, k, v, log decay and beta of one row, as a mixer hands them over."""
-    heads, wide = (1, length, dims.H, dims.K), (1, length, dims.HV)
-    q, k, v, a, b = noise(seed, heads, heads, (*wide, dims.V), wide, wide)
-    return [q, k, v, -a.exp(), beta_scale * b.sigmoid()]
+@pytest.mark.parametrize("name", HEAD_SCANS)
+@settings(max_examples=12, deadline=None)
+@given(plan=steps, seed=st.integers(0, 99))
+def test_the_head_scan_seam_is_their_scan_of_each_row_and_head(
+    name: str, plan: list[list[int]], seed: int
+) -> None:
+    """The calls of a step are told apart by their order, and theirs by the weights of a head."""
+    case, mixer = bound(name), bound(name).mixer
+    dims = case.layer.dims
+    assert isinstance(dims, ScanDims)
+    weights = dict(mixer.named_parameters())
+    bias = weights.get("dt_proj.bias", weights.get("dt_proj_bias"))
+    A = -mixer.A_log.detach().exp().view(dims.H, dims.P, dims.N)
+    D, bias = (t.detach().view(dims.H, dims.P) for t in (mixer.D, bias))
+
+    def make(length: int, number: int) -> Row:
+        wide, narrow = (dims.H, dims.P, length), (dims.H, dims.N, length)
+        return noise(seed + number, wide, wide, narrow, narrow, wide)
+
+    def call(scan: Callable[..., object]) -> Callable[[Row], Tensor]:
+        def run(row: Row) -> Tensor:
+            case.runner._witness.begin()
+            return torch.cat(
+                [
+                    scan(
+                        x[None], dt[None], A[i], B[None], C[None], D=D[i], z=z[None],
+                        delta_bias=bias[i], delta_softplus=True,
+                    )
+                    for i, (x, dt, B, C, z) in enumerate(zip(*row, strict=True))
+                ]
+            )  # fmt: skip
+
+        return run
+
+    check(case, plan, make, 2, call(case.seam(HEAD_SCAN)), call(case.theirs[HEAD_SCAN]))
 
 
-def theirs_of(case: Bound, row: list[Tensor]) -> Tensor:
-    q, k, v, g, beta = row
-    if not q.shape[1]:
-        return v
-    out, _ = case.theirs[DELTA](q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)
-    return out
+@pytest.mark.parametrize("name", WHOLE)
+@settings(max_examples=12, deadline=None)
+@given(plan=steps, seed=st.integers(0, 99))
+def test_a_forward_in_place_of_theirs_gives_what_theirs_gives_each_row(
+    name: str, plan: list[list[int]], seed: int
+) -> None:
+    case, mixer = bound(name), bound(name).mixer
+
+    def flat(result: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat([t.flatten(2) for t in result if isinstance(t, Tensor)], dim=-1)
+
+    def theirs(row: Row) -> Tensor:
+        rest = {"cache": None}
+        if name == "minimax":
+            out, _ = case.theirs["forward"](mixer, row[0], None, None, **rest)
+            return out
+        return flat(case.theirs["forward"](mixer, row[0], **rest))
+
+    def ours(row: Row) -> Tensor:
+        rest = {"position_embeddings": None} if name == "minimax" else {}
+        return flat(mixer.forward(hidden_states=row[0], cache=None, **rest))
+
+    with torch.no_grad():
+        check(case, plan, lambda n, i: noise(seed + i, (1, n, 64)), 1, ours, theirs)
 
 
-def test_uses_sees_through_decorators_and_names_no_more_than_there_is() -> None:
-    mixer = bound("qwen3_5_text").mixer
-    assert uses(mixer, frozenset({CONV, DELTA, "mamba2_chunk_scan"})) == {CONV, DELTA}
-    assert uses(nn.Linear(1, 1), frozenset({CONV})) == set()
+@pytest.mark.parametrize(
+    ("name", "seam", "change", "text"),
+    [
+        ("bamba", SCAN, {"dt_limit": (0.0, 0.5)}, r"its dt limit is \(0\.0, 0\.5\), hal read"),
+        ("bamba", SCAN, {"dt_softplus": False}, "a scan with softplus and without z"),
+        ("bamba", SCAN, {"z": torch.zeros(1)}, "a scan with softplus and without z"),
+        ("mamba", HEAD_SCAN, {"delta_softplus": False}, "expected 1 scans a step, all with"),
+    ],
+)
+def test_a_scan_that_means_something_else_is_refused(
+    name: str, seam: str, change: dict[str, object], text: str
+) -> None:
+    case, zeros = bound(name), [torch.zeros(1, 1, 1, 1)] * 5
+    how = {"chunk_size": 8, "dt_softplus": True, "dt_limit": (0.0, inf)} if seam == SCAN else {}
+    with pytest.raises(HalError, match=f"layer 0: .*{text}"):
+        case.seam(seam)(*zeros, **{**how, **change})
 
 
-def test_rebinding_keeps_defaults_and_leaves_the_class_alone() -> None:
-    class Mixer(nn.Module):
-        def forward(self, x: int, y: int = 2, *, z: int = 3) -> tuple[object, ...]:
-            return helper(x), y, z, self
-
-    one, other = Mixer(), Mixer()
-    rebind(one, {"helper": lambda x: -x})
-    assert one.forward(1) == (-1, 2, 3, one)
-    assert one(5, z=9) == (-5, 2, 9, one)
-    assert other(1) == (10, 2, 3, other)
+def test_a_head_beyond_the_last_is_refused() -> None:
+    case, zeros = bound("zamba"), [torch.zeros(1, 64, 1)] * 5
+    case.runner._witness.begin()
+    for _ in range(2):
+        case.runner._witness.note(0, HEAD_SCAN)
+    with pytest.raises(HalError, match="layer 0: expected 2 scans a step"):
+        case.seam(HEAD_SCAN)(*zeros, delta_softplus=True)
 
 
-def helper(x: int) -> int:
-    return 10 * x
-
-
-def test_a_forward_that_is_no_function_cannot_be_bound() -> None:
-    class Odd(nn.Module):
-        forward = staticmethod(len).__func__
-
-    with pytest.raises(HalError, match=r"Odd\.forward is no function"):
-        rebind(Odd(), {})
-    assert uses(Odd(), frozenset({CONV})) == set()
-
-
-def test_conv_weights_are_those_of_a_depthwise_conv() -> None:
-    holder = nn.Module()
-    holder.conv = nn.Conv1d(6, 6, 3, groups=6)
-    weight, bias = conv_weights(holder, "conv")
-    assert weight.shape == (6, 3) and bias.shape == (6,)
-    assert not weight.requires_grad and not bias.requires_grad
-    holder.conv = nn.Linear(2, 2)
-    with pytest.raises(HalError, match=r"Module\.conv is Linear, expected Conv1d"):
-        conv_weights(holder, "conv")
+@pytest.mark.parametrize(("name", "masked"), [("minimax", "attention_mask"), ("zaya", "conv_mask")])
+def test_a_mask_that_a_forward_would_not_apply_is_refused(name: str, masked: str) -> None:
+    mixer = bound(name).mixer
+    with pytest.raises(HalError, match=r"layer 0: expected .* without a mask"):
+        mixer.forward(torch.zeros(1, 1, 64), **{masked: torch.ones(1, 1)})

@@ -1,18 +1,20 @@
 """Bound layers for tests: a small backend a family, its weights, and the oracle of a whole run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-import hal
 from hal import reference
 from hal.interfaces import Gate
-from hal.model.spec import DeltaDims, ShortConvDims
-from hal.runtime.backend import Backend
+from hal.model.spec import DeltaDims, GateKind, ShortConvDims
 from hal.runtime.layers import DeltaLayer, ShortConvLayer
 from hal.runtime.params import DeltaParams, ShortConvParams
+from support.backends import Bound, backend_for, poison
+from support.bound_scan import cca, lightning, mamba1, mamba2
+from support.model_configs import tiny
+
+__all__ = ["FAMILIES", "GDN_CONFIG", "Bound", "backend_for", "delta", "delta_params", "poison"]
 
 GDN_CONFIG = {
     "model_type": "qwen3_5_text",
@@ -40,38 +42,15 @@ LFM2_CONFIG = {
 }
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A layer, random inputs for it, how to call it on them, and what a run alone gives."""
-
-    backend: Backend
-    inputs: Callable[[int], list[Tensor]]
-    call: Callable[[list[Tensor]], Tensor]
-    alone: Callable[[list[Tensor]], Tensor]
-
-
-def backend_for(config: dict[str, object], slots: int = 6, **options: object) -> Backend:
-    """A CPU backend whose pool is full of NaN, so that a stale read shows."""
-    selection = hal.select("cpu", config, **options)
-    backend = selection.backend(slots=slots, max_batch=8, max_tokens=256)
-    poison(backend)
-    return backend
-
-
-def poison(backend: Backend) -> None:
-    """Fill every slot of every state with NaN."""
-    for spec in backend.pool.states:
-        backend.pool.tensors(spec.layer)[spec.name].fill_(float("nan"))
-
-
 def delta_params(dims: DeltaDims, seed: int = 0) -> DeltaParams:
     """Random weights of a delta layer, gates spread from slow to fast."""
     rng = torch.Generator().manual_seed(seed)
     channels = sum(size for _, size in dims.segments)
+    bias = (dims.HV,) if dims.gate is GateKind.SCALAR else (dims.HV, dims.K)
     gate = Gate(
         dims.gate,
         torch.rand(dims.HV, generator=rng) * 2 - 1,
-        torch.randn(dims.HV, generator=rng),
+        torch.randn(bias, generator=rng),
         dims.lower_bound,
         dims.beta_scale,
     )
@@ -81,7 +60,7 @@ def delta_params(dims: DeltaDims, seed: int = 0) -> DeltaParams:
 
 
 def delta(config: dict[str, object] | None = None) -> Bound:
-    """A Gated DeltaNet layer with its gated norm."""
+    """A Gated DeltaNet or Kimi Delta layer with its gated norm."""
     backend = backend_for(config or GDN_CONFIG)
     spec = next(backend.selection.model.stateful_layers())
     dims = spec.dims
@@ -94,7 +73,7 @@ def delta(config: dict[str, object] | None = None) -> Bound:
     def inputs(tokens: int) -> list[Tensor]:
         return [
             torch.randn(tokens, sum(sizes)),
-            torch.randn(tokens, dims.HV),
+            torch.randn(tokens, *params.gate.dt_bias.shape),
             torch.randn(tokens, dims.HV),
             torch.randn(tokens, dims.HV, dims.V),
         ]
@@ -123,7 +102,10 @@ def delta(config: dict[str, object] | None = None) -> Bound:
             tokens,
         )
         assert params.norm_weight is not None
-        return reference.gated_rms_norm(o, z, params.norm_weight, params.norm_eps)
+        activation = "silu" if dims.gate is GateKind.SCALAR else "sigmoid"
+        return reference.gated_rms_norm(
+            o, z, params.norm_weight, params.norm_eps, activation=activation
+        )
 
     return Bound(backend, inputs, lambda given: layer(*given), alone)
 
@@ -155,4 +137,15 @@ def short_conv() -> Bound:
     return Bound(backend, inputs, lambda given: layer(*given), alone)
 
 
-FAMILIES: dict[str, Callable[[], Bound]] = {"gated_delta_net": delta, "short_conv": short_conv}
+FAMILIES: dict[str, Callable[[], Bound]] = {
+    "cca": cca,
+    "falcon_h1": lambda: mamba2(tiny("falcon_h1")),
+    "gated_delta_net": delta,
+    "kimi_delta": lambda: delta(tiny("kimi_linear")),
+    "lightning": lightning,
+    "mamba1": mamba1,
+    "mamba2": mamba2,
+    "safe_delta": lambda: delta(tiny("bailing_hybrid")),
+    "short_conv": short_conv,
+    "zamba": lambda: mamba1("zamba"),
+}

@@ -2,14 +2,18 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import wraps
 from typing import Any
+
+from torch import Tensor
 
 from hal.testing import ProviderSuite
 from hal.testing.examined import PARAMETERS, Examined, examine, operation_of
 from hal.testing.subject import Subject
 from hal_cpu.plugin import MANIFEST
 from hal_cpu.provider import TorchProvider
-from hal_registry import Manifest, Registry
+from hal_registry import Manifest, Presence, Registry
 from ops.mutations import Mutation
 
 FIXTURES = ("self", "hal_examined", "hal_candidate", "hal_subject")
@@ -83,3 +87,34 @@ def manifest_of(provider: type, **changes: Any) -> Manifest:
     globals()[provider.__name__] = provider
     fields = {name: getattr(MANIFEST, name) for name in ("name", "device", "api", "offers")}
     return Manifest(**{**fields, "load": f"{__name__}:{provider.__name__}", **changes})
+
+
+def small(*, lie: bool = False, widths: Any = (3, 4), **changes: Any) -> Manifest:
+    """A manifest that offers one convolution of the CPU; with a lie, wider than it can."""
+    offer = replace(MANIFEST.offers["conv.decode"], widths=widths, dtypes=("float32",))
+    provider = _Narrow if lie else TorchProvider
+    fields = {"name": "cpu.small", "offers": {"conv.decode": offer}, **changes}
+    return manifest_of(provider, **fields)
+
+
+class _Narrow(TorchProvider):
+    """A provider that stops at width 8, whatever is declared."""
+
+    def __init__(self, device: str, options: Any) -> None:
+        super().__init__(device, options)
+        self.conv.decode = _at_most_8(self.conv.decode)  # type: ignore[method-assign]
+
+
+def _at_most_8(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(call)
+    def decode(**args: Any) -> Tensor:
+        if args["weight"].shape[1] > 8:
+            raise ValueError("conv.decode: width 9, expected 2..8")
+        return call(**args)
+
+    return decode
+
+
+def absent(index: int | None) -> Presence:
+    """Find no device."""
+    return Presence(0, detail="no such board")

@@ -30,7 +30,7 @@ RANGES = {
     "dt_proj_bias": (-3.0, 0.0),
     "temp": (0.3, 0.3),
 }
-"""Uniform ranges by the end of a name; ZAYA's key temperature starts at 0, and no key would count."""
+"""Uniform ranges by the end of a name; ZAYA's key temperature starts at 0, so no key counts."""
 
 ONES = ("norm", "scale")
 """Vectors that are ones but for noise, by a part of their name."""

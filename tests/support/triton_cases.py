@@ -10,6 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from hal import reference
+from hal.model.spec import GateKind
 from support.ops import (
     LIMITS,
     NAN,
@@ -24,10 +28,6 @@ from support.ops import (
     packed,
     worst,
 )
-from torch import Tensor
-
-from hal import reference
-from hal.model.spec import GateKind
 
 
 def _ring_rows(position: int, width: int) -> list[int]:
@@ -152,7 +152,7 @@ def gated_norm(
 
 def fused_case(
     rows: Rows,
-    dims: Delta = Delta(),
+    dims: Delta,
     *,
     dtype: torch.dtype = torch.float32,
     width: int = 4,

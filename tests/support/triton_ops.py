@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from support.ops import Call
-from support.triton_guard import guarded, watch
 from torch import Tensor
 
 from hal_triton.kernels.math import silu
 from hal_triton.provider import TritonProvider
 from hal_triton.tuning import DEFAULT, Config, Tuning
+from support.ops import Call
+from support.triton_guard import guarded, watch
 
 WIDE: Mapping[str, Config] = {
     "conv.prefill": Config({"BT": 16, "BC": 32}),
@@ -24,6 +24,9 @@ WIDE: Mapping[str, Config] = {
     "delta_rule.decode_fused.norm": Config({"BV": 128}),
     "delta_rule.recurrent": Config({"BV": 128}),
     "delta_rule.walk": Config({"BV": 128}),
+    "delta_rule.walk.float16": Config({"BV": 128}),
+    "delta_rule.walk.wide": Config({"BV": 128}),
+    "delta_rule.walk.float16.wide": Config({"BV": 128}),
 }
 """Tiles as large as a head, since a program costs the interpreter what a launch costs a GPU."""
 

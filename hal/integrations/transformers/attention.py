@@ -13,11 +13,10 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from hal.errors import HalError, StepOrderError
+from hal.runtime.batch import Batch, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from hal.runtime.batch import Batch
 
 NAME: Final = "hal_slots"
 """What a bound model's config names as its attention."""
@@ -91,6 +90,18 @@ class KvStore:
         return new
 
 
+def spans(batch: Batch) -> Iterator[tuple[int, slice]]:
+    """Rows that have tokens, with their place in the packed input.
+
+    A pad of a DECODE step takes a token of the input and is left out.
+    """
+    begin = 0
+    for row, length in enumerate(batch.lengths):
+        if length and (batch.src[row] >= 0 or batch.dst[row] >= 0):
+            yield row, slice(begin, begin + length)
+        begin += 1 if batch.mode is Mode.DECODE else length
+
+
 @dataclass(slots=True)
 class SlotAttention:
     """One model's attention: its store, the step that is running, and how often it was called.
@@ -123,16 +134,13 @@ class SlotAttention:
         batch = self.batch
         if batch is None:
             raise StepOrderError("attention was called outside a step")
-        call, begin = self.calls, 0
+        call = self.calls
         self.calls += 1
         out = query.new_zeros(*query.shape[:-1], value.shape[-1])
-        for length, start, slot in zip(batch.lengths, batch.start, batch.dst, strict=True):
-            if not length:
-                continue
-            row = slice(begin, begin + length)
-            keys, values = self.store.extend(call, slot, start, key[:, row], value[:, row])
-            out[:, row] = attend(query[:, row], keys, values, start, scaling, window)
-            begin += length
+        for row, span in spans(batch):
+            start, slot = batch.start[row], batch.dst[row]
+            keys, values = self.store.extend(call, slot, start, key[:, span], value[:, span])
+            out[:, span] = attend(query[:, span], keys, values, start, scaling, window)
         return out
 
 

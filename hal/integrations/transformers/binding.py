@@ -9,7 +9,8 @@ from transformers import PreTrainedConfig
 
 from hal.errors import HalError
 from hal.integrations.transformers import attention
-from hal.integrations.transformers.seams import MIXERS, Place, Witness, rebind, uses
+from hal.integrations.transformers.mixers import MIXERS, rebind, replace, uses
+from hal.integrations.transformers.witness import Place, Witness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,9 +51,7 @@ def bind_attention(model: PreTrainedModel) -> None:
 def find_mixers(decoder: nn.Module, spec: ModelSpec) -> Iterator[tuple[int, nn.Module]]:
     """Modules whose forward names a kernel of this model's kinds, by the layer they are in."""
     kinds = {layer.stateful for layer in spec.stateful_layers()}
-    kernels = frozenset(
-        name for kind, how in MIXERS.items() if kind in kinds for name in how.kernels
-    )
+    kernels = frozenset(name for kind, how in MIXERS.items() if kind in kinds for name in how.seams)
     found: dict[int, str] = {}
     for name, module in decoder.named_modules():
         layer_id = vars(module).get("layer_idx")
@@ -96,8 +95,8 @@ def _served(mixer: nn.Module | None, kind: Kind | None) -> bool:
     """Whether a module names every kernel that its kind of layer is driven through."""
     if mixer is None or kind is None or kind not in MIXERS:
         return False
-    kernels = frozenset(MIXERS[kind].kernels)
-    return uses(mixer, kernels) == kernels
+    names = frozenset(MIXERS[kind].seams)
+    return uses(mixer, names) == names
 
 
 def _bind(mixer: nn.Module, layer: LayerSpec, backend: Backend, witness: Witness) -> None:
@@ -105,6 +104,14 @@ def _bind(mixer: nn.Module, layer: LayerSpec, backend: Backend, witness: Witness
     if kind is None:
         raise HalError(f"layer {layer.index} keeps no state")
     how = MIXERS[kind]
-    place = Place(backend.layer(layer.index, how.params(mixer)), layer.index, witness)
-    rebind(mixer, {name: make(place) for name, make in how.kernels.items()})
-    witness.expected.update((layer.index, name) for name in how.kernels)
+    bound = backend.layer(layer.index, how.params(mixer))
+    seams = {
+        name: make(Place(name, mixer, bound, layer.index, witness))
+        for name, make in how.seams.items()
+    }
+    if how.whole:
+        (forward,) = seams.values()
+        replace(mixer, forward)
+    else:
+        rebind(mixer, seams)
+    witness.expected.update({(layer.index, name): seam.calls for name, seam in seams.items()})

@@ -8,17 +8,11 @@ from typing import Final
 from hal.errors import HalError
 
 DRIVEN: Final = frozenset(
-    {
-        "lfm2",
-        "lfm2_moe",
-        "lfm2_vl",
-        "olmo_hybrid",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_5_moe_text",
-        "qwen3_5_text",
-        "qwen3_next",
-    }
+    (
+        "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 "
+        "lfm2_moe lfm2_vl lfm3 mamba mamba2 minimax nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe "
+        "qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2 zaya"
+    ).split()
 )
 """model_type of a config.json, wrappers by their own name; wrappers are driven with text only."""
 

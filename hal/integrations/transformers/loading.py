@@ -56,8 +56,8 @@ class Folder:
 def open_folder(folder: Path, device: object, dtype: str | None = None) -> Folder:
     """Decide whether the folder's model runs on the device, and find its weights.
 
-    Raises `Unsupported` where it does not, `ConfigError` or `WeightsError` where the folder is at
-    fault. `dtype` None keeps the config's.
+    Raises `Unsupported` or `Undriven` where it does not, `ConfigError` or `WeightsError` where the
+    folder is at fault. `dtype` None keeps the config's.
     """
     if not (folder / "config.json").is_file():
         what = "has no config.json" if folder.is_dir() else "is not a folder"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hal.errors import HalError
-from hal.integrations.transformers.attention import KvStore, SlotAttention
+from hal.integrations.transformers.attention import KvStore, SlotAttention, spans
 from hal.integrations.transformers.binding import bind_attention, bind_mixers
-from hal.runtime.batch import NO_SLOT
+from hal.runtime.batch import NO_SLOT, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,10 +57,13 @@ class Runner:
     def step(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
         """Feed the packed tokens; float32 logits `[len(rows), vocab]` of the rows' last tokens.
 
-        Raises `HalError` unless every linear layer ran once through `hal`, and every attention
-        layer once over the slots.
+        Tokens behind the batch's own, and those of a DECODE step's pad rows, are padding. Raises
+        `HalError` unless every linear layer ran through `hal`, and every attention layer once over
+        the slots.
         """
         _check_slots(batch)
+        if len(tokens) < batch.tokens:
+            raise ValueError(f"step: {len(tokens)} tokens, the batch has {batch.tokens}")
         self.backend.begin(batch)
         self._witness.begin()
         with torch.inference_mode(), self._attention.running(batch):
@@ -75,17 +77,15 @@ class Runner:
         return logits
 
     def _forward(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
-        ends = list(accumulate(batch.lengths))
-        positions = [
-            start + i
-            for start, length in zip(batch.start, batch.lengths, strict=True)
-            for i in range(length)
-        ]
+        positions, ends = [0] * len(tokens), {}
+        for row, span in spans(batch):
+            start, ends[row] = batch.start[row], span.stop - 1
+            positions[span] = range(start, start + batch.lengths[row])
         output = self.model(
             input_ids=self._ids(tokens)[None],
             position_ids=self._ids(positions)[None],
             use_cache=False,
-            logits_to_keep=self._ids([ends[row] - 1 for row in rows]),
+            logits_to_keep=self._ids([ends[row] for row in rows]),
         )
         logits: Tensor = output.logits
         return logits[0].float()
@@ -96,6 +96,7 @@ class Runner:
 
 def _check_slots(batch: Batch) -> None:
     """Keys and values live in the row's own slot alone: nothing is forked, nothing is scored."""
-    for row, (src, dst) in enumerate(zip(batch.src, batch.dst, strict=True)):
-        if dst < 0 or src not in (NO_SLOT, dst):
+    for row, (length, src, dst) in enumerate(zip(batch.lengths, batch.src, batch.dst, strict=True)):
+        pad = batch.mode is Mode.DECODE and src < 0 and dst < 0
+        if length and not pad and (dst < 0 or src not in (NO_SLOT, dst)):
             raise ValueError(f"step: row {row} goes from slot {src} to {dst}, expected one slot")

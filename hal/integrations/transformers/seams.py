@@ -1,70 +1,54 @@
-"""Where a mixer of transformers calls its kernels, and what of `hal` stands there instead.
+"""What of `hal` stands where a mixer of transformers calls its kernels.
 
 A mixer's forward looks its kernels up among its module's names. Bound to `hal`, one instance runs
 the same code over a copy of those names in which the kernels are bound layers. Without a cache a
 mixer takes its branch for many tokens, for prompts and decode rows alike, so the functions of that
-branch are all there is to replace.
+branch are all there is to replace. A mixer that calls no kernel gets another forward.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections import Counter
-from dataclasses import dataclass, field
-from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from torch import Tensor, nn
+import torch
 
-from hal.errors import HalError
-from hal.model.spec import Kind
+from hal.runtime.cca_layer import CcaLayer
 from hal.runtime.layers import DeltaLayer
-from hal.runtime.params import DeltaParams, LayerParams, ShortConvParams
+from hal.runtime.scan_layer import ScanLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
 
-    from hal.runtime.binder import Layer
+    from torch import Tensor
+
+    from hal.integrations.transformers.witness import Place
 
 CONV: Final = "causal_conv1d_fn"
 DELTA: Final = "torch_chunk_gated_delta_rule"
+KDA: Final = "chunk_kimi_delta_attention"
+SCAN: Final = "mamba2_chunk_scan"
+HEAD_SCAN: Final = "mamba_selective_scan"
+
+LIGHTNING: Final = "set_linear_cache"
+CCA: Final = "conv_qk_grouped"
+"""Names in the forward of a mixer without kernels: it is known by them."""
 
 
-@dataclass(slots=True)
-class Witness:
-    """Sees every linear layer run through `hal`, each of its seams exactly once a step."""
+class Seam(Protocol):
+    """Stands in for one kernel of one layer; a step calls it `calls` times."""
 
-    expected: set[tuple[int, str]] = field(default_factory=set)
-    seen: Counter[tuple[int, str]] = field(default_factory=Counter)
+    calls: int
 
-    def begin(self) -> None:
-        """Forget the last step."""
-        self.seen.clear()
-
-    def note(self, layer_id: int, seam: str) -> None:
-        """Book one call."""
-        self.seen[layer_id, seam] += 1
-
-    def check(self) -> None:
-        """Raise unless every seam was called once; the text names those that were not."""
-        known = self.expected | set(self.seen)
-        wrong = sorted(key for key in known if self.seen[key] != (key in self.expected))
-        if wrong:
-            named = ", ".join(f"layer {i} {name} {self.seen[i, name]} times" for i, name in wrong)
-            raise HalError(f"linear layers must run through hal exactly once a step, but: {named}")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One seam of one layer: the bound layer, its id and the witness of its model."""
-
-    layer: Layer
-    layer_id: int
-    witness: Witness
+    @property
+    def __call__(self) -> Callable[..., object]:
+        """Takes what the kernel takes."""
+        ...
 
 
 class ConvSeam:
     """Stands for `causal_conv1d_fn`: `[1, C, T]` to `[1, C, T]` over the step's rows."""
+
+    calls = 1
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -78,23 +62,24 @@ class ConvSeam:
         **kwargs: object,
     ) -> Tensor:
         """Convolve with the weights that were bound; `weight` and `bias` are the same ones."""
-        place = self._place
-        bound = place.layer.bound_conv
-        if bound is None or activation != bound.activation:
-            offered = "no conv" if bound is None else bound.activation
-            raise HalError(
-                f"layer {place.layer_id}: its conv has activation {activation}, hal bound {offered}"
-            )
-        refuse_packing(place.layer_id, kwargs)
-        place.witness.note(place.layer_id, CONV)
-        return place.layer.conv(hidden_states[0].transpose(0, 1)).transpose(0, 1)[None]
+        place, layer = self._place, self._place.layer
+        if isinstance(layer, CcaLayer) or layer.bound_conv is None:
+            raise place.error("it has no conv, but one was called")
+        if activation != layer.bound_conv.activation:
+            bound = layer.bound_conv.activation
+            raise place.error(f"its conv has activation {activation}, hal bound {bound}")
+        place.note(kwargs)
+        return layer.conv(hidden_states[0].transpose(0, 1)).transpose(0, 1)[None]
 
 
 class DeltaSeam:
     """Stands for the chunked delta rule: q, k `[1, T, H, K]`, v `[1, T, HV, V]`, g and beta made.
 
-    The state stays in the pool, so the second result is None.
+    g is `[1, T, HV]`, or `[1, T, HV, K]` of Kimi Delta. The state stays in the pool, so the second
+    result is None.
     """
+
+    calls = 1
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -112,82 +97,135 @@ class DeltaSeam:
         """Run the recurrence over the step's rows; g is the log decay, beta is ready."""
         place = self._place
         if not isinstance(place.layer, DeltaLayer) or not use_qk_l2norm_in_kernel:
-            raise HalError(f"layer {place.layer_id}: expected a delta rule with normed q and k")
-        refuse_packing(place.layer_id, kwargs)
-        place.witness.note(place.layer_id, DELTA)
-        out = place.layer.delta_rule(query[0], key[0], value[0], g[0], beta[0])
-        return out[None], None
+            raise place.error("expected a delta rule with normed q and k")
+        place.note(kwargs)
+        return place.layer.delta_rule(query[0], key[0], value[0], g[0], beta[0])[None], None
 
 
-class MakeSeam(Protocol):
-    """Makes what stands in for one kernel of one layer."""
+class ScanSeam:
+    """Stands for the chunked scan of Mamba-2: x `[1, T, H, P]`, dt raw, B and C `[1, T, G, N]`.
 
-    def __call__(self, place: Place) -> Callable[..., object]:
-        """The stand-in."""
-        ...
+    The mixer gates and norms the result itself, so z is None.
+    """
 
+    calls = 1
 
-@dataclass(frozen=True, slots=True)
-class Mixer:
-    """How one kind of layer is driven: its kernels by name, and where its weights are."""
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
-    kernels: Mapping[str, MakeSeam]
-    params: Callable[[nn.Module], LayerParams]
-
-
-def delta_params(mixer: nn.Module) -> DeltaParams:
-    """Conv weights alone: the mixer makes decay and beta, and norms the output itself."""
-    return DeltaParams(*conv_weights(mixer, "conv1d"), gate=None)
-
-
-def short_conv_params(mixer: nn.Module) -> ShortConvParams:
-    """Weight and bias of an LFM2 short convolution."""
-    return ShortConvParams(*conv_weights(mixer, "conv"))
-
-
-def conv_weights(mixer: nn.Module, name: str) -> tuple[Tensor, Tensor | None]:
-    """Weight `[C, W]` and bias `[C]` of a mixer's depthwise convolution."""
-    conv = mixer.get_submodule(name)
-    if not isinstance(conv, nn.Conv1d):
-        raise HalError(f"{type(mixer).__name__}.{name} is {type(conv).__name__}, expected Conv1d")
-    bias = conv.bias
-    return conv.weight.detach().squeeze(1), None if bias is None else bias.detach()
-
-
-MIXERS: Final[Mapping[Kind, Mixer]] = {
-    Kind.GATED_DELTA_NET: Mixer({CONV: ConvSeam, DELTA: DeltaSeam}, delta_params),
-    Kind.SHORT_CONV: Mixer({CONV: ConvSeam}, short_conv_params),
-}
-"""One entry a kind of stateful layer."""
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        chunk_size: int,
+        z: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: Sequence[float] = (0.0, float("inf")),
+        **kwargs: object,
+    ) -> Tensor:
+        """Scan the step's rows with the A, D and bias that were bound."""
+        place, layer = self._place, self._place.layer
+        if not isinstance(layer, ScanLayer) or not dt_softplus or z is not None:
+            raise place.error("expected a scan with softplus and without z")
+        if tuple(dt_limit) != layer.dims.dt_limit:
+            raise place.error(f"its dt limit is {dt_limit}, hal read {layer.dims.dt_limit}")
+        place.note(kwargs)
+        return layer.scan(hidden_states[0], dt[0], B[0], C[0])[None]
 
 
-def forward_code(module: nn.Module) -> FunctionType | None:
-    """The class's own forward beneath its decorators."""
-    found = inspect.unwrap(type(module).forward)
-    return found if isinstance(found, FunctionType) else None
+class HeadScanSeam:
+    """Stands for the scan of Mamba-1: x, dt, z `[1, I, T]`, B and C `[1, N, T]`.
+
+    Zamba's mixer scans its heads one by one, so the n-th call of a step is that of head n.
+    """
+
+    def __init__(self, place: Place) -> None:
+        layer = place.layer
+        self._place = place
+        self._heads = layer.heads() if isinstance(layer, ScanLayer) else ()
+        self.calls = len(self._heads)
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        **kwargs: object,
+    ) -> Tensor:
+        """Scan one head over the step's rows, gated by z; A, D and bias are the bound ones."""
+        head = self._place.note(kwargs)
+        if head >= self.calls or not delta_softplus:
+            raise self._place.error(f"expected {self.calls} scans a step, all with softplus")
+        x, step = hidden_states[0].T, dt[0].T
+        gate = None if z is None else z[0].T
+        y = self._heads[head].scan(x, step, B[0].T[:, None], C[0].T[:, None], gate)
+        return y.T[None]
 
 
-def uses(module: nn.Module, kernels: frozenset[str]) -> frozenset[str]:
-    """Which of the kernels a module's forward names."""
-    forward = forward_code(module)
-    return kernels & frozenset(forward.__code__.co_names) if forward else frozenset()
+class LightningForward:
+    """Stands for the forward of MiniMax's lightning attention: a scan of v by k, read by q."""
+
+    calls = 1
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __call__(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object
+    ) -> tuple[Tensor, None]:
+        """`[1, T, hidden]` to the same; the projections, the norm and the gate are the mixer's."""
+        place, layer = self._place, self._place.layer
+        if not isinstance(layer, ScanLayer) or attention_mask is not None:
+            raise place.error("expected a scan without a mask")
+        place.note(kwargs)
+        part = place.mixer.get_submodule
+        x, dims = hidden_states[0], layer.dims
+        mixed = part("act_fn")(part("qkv_proj")(x)).view(-1, dims.H, 3 * dims.P)
+        q, k, v = mixed.chunk(3, dim=-1)
+        y = part("norm")(layer.scan(v, None, k, q).reshape(-1, dims.I))
+        return part("out_proj")(torch.sigmoid(part("output_gate")(x)) * y)[None], None
 
 
-def rebind(module: nn.Module, kernels: Mapping[str, Callable[..., object]]) -> None:
-    """Let this one instance find other kernels under the names that its forward uses."""
-    forward = forward_code(module)
-    if forward is None:
-        raise HalError(f"{type(module).__name__}.forward is no function, so it cannot be bound")
-    names: dict[str, Any] = {**forward.__globals__, **kernels}
-    own = FunctionType(
-        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
-    )
-    own.__kwdefaults__ = forward.__kwdefaults__
-    object.__setattr__(module, "forward", MethodType(own, module))
+class CcaForward:
+    """Stands for the forward of ZAYA's projection: hidden states to q, k and v.
 
+    The delayed value is projected from the hidden state before, which a fresh row has as zeros.
+    """
 
-def refuse_packing(layer_id: int, given: Mapping[str, object]) -> None:
-    """A mixer that packs rows its own way would not mean the step's rows."""
-    named = [name for name in ("cu_seqlens", "seq_idx") if given.get(name) is not None]
-    if named:
-        raise HalError(f"layer {layer_id}: {named[0]} was given, the rows are the step's alone")
+    calls = 1
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        cache: object = None,
+        conv_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`[1, T, hidden]` to q `[1, T, HQ, D]`, k and v `[1, T, HKV, D]`, before norm and rope."""
+        place, layer = self._place, self._place.layer
+        if not isinstance(layer, CcaLayer) or conv_mask is not None:
+            raise place.error("expected CCA without a mask")
+        place.note()
+        part, h, dims = place.mixer.get_submodule, hidden_states[0], layer.dims
+        raw_q, raw_k = part("q_proj")(h), part("k_proj")(h)
+        mixed, before = layer(torch.cat((raw_q, raw_k), dim=-1), h)
+        q, k = mixed.split_with_sizes((dims.HQ * dims.D, dims.HKV * dims.D), dim=-1)
+        by_kv, whole = (-1, dims.HKV, dims.HQ // dims.HKV, dims.D), (1, -1, dims.HQ, dims.D)
+        mean = (raw_q.view(by_kv) + raw_k.view(-1, dims.HKV, 1, dims.D)) * 0.5
+        v = torch.cat((part("v_proj_current")(h), part("v_proj_delayed")(before)), dim=-1)
+        return (
+            q.view(whole) + mean.view(whole),
+            (k.view(-1, dims.HKV, dims.D) + mean.mean(2))[None],
+            v.view(1, -1, dims.HKV, dims.D),
+        )
