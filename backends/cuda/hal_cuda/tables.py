@@ -1,0 +1,29 @@
+"""Block sizes tuned for NVIDIA devices, by arch; what a table leaves out is the default's."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from hal_triton.tuning import DEFAULT, UNBOUNDED, Config, Table
+
+_MMA: Final[Table] = {
+    "delta_rule.chunks": ((UNBOUNDED, Config({"BT": 32}, warps=4)),),
+    "delta_rule.chunks.wide": ((UNBOUNDED, Config({"BT": 32}, warps=8)),),
+    "delta_rule.walk": (
+        (64, Config({"BV": 16}, warps=4, stages=2)),
+        (UNBOUNDED, Config({"BV": 64}, warps=4)),
+    ),
+}
+"""For arches whose products take operands from registers: chunks of 64 would spill there."""
+
+TABLES: Final[Mapping[str, Table]] = {
+    "sm_80": _MMA,
+    "sm_86": _MMA,
+    "sm_89": _MMA,
+    "sm_120": _MMA,
+}
+"""Tables by arch name."""
+
+
+def table(arch: str) -> Table:
+    """The table of an arch over the default one."""
+    return {**DEFAULT, **TABLES.get(arch, {})}

@@ -1,0 +1,1 @@
+"""The depthwise causal convolution."""

@@ -1,0 +1,54 @@
+"""The convolution of one token a row."""
+
+# ruff: noqa: ANN201
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+
+import triton
+import triton.language as tl
+
+from hal_triton.conv.kernels.window import held_row, read_input
+
+
+@triton.jit
+def conv_decode(
+    x, gate, gate_out, weight, bias, state, src, dst, start_at, out,
+    channels, x_t, gate_t, gate_out_t, w_c, w_j, s_slot, s_c, s_j, out_t,
+    W: tl.constexpr, BC: tl.constexpr, EVEN: tl.constexpr, RING: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ACTIVATE: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Convolve BC channels of one row and move its window on.
+
+    A window moves by shifting W-1 rows; a ring takes one new row, and the others only where the
+    row goes to another slot.
+    """
+    blocks = tl.cdiv(channels, BC)
+    cs = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    ok = cs >= 0 if EVEN else cs < channels
+    slot, last = tl.load(src + row).to(tl.int64), tl.load(dst + row).to(tl.int64)
+    start = tl.load(start_at + row)
+    live = (slot >= 0) | (last >= 0)
+    old, new = state + slot * s_slot + cs * s_c, state + last * s_slot + cs * s_c
+    newest = read_input(x, gate, row * x_t + cs, row * gate_t + cs, ok & live, GATED)
+    tap = tl.load(weight + cs * w_c + (W - 1) * w_j, mask=ok, other=0.0)
+    total = newest * tap.to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + cs, mask=ok, other=0.0).to(tl.float32)
+    for j in tl.static_range(W - 1):
+        value = tl.load(old + held_row(start, j - (W - 1), W, RING) * s_j,
+                        mask=ok & (slot >= 0), other=0.0)  # fmt: skip
+        tap = tl.load(weight + cs * w_c + j * w_j, mask=ok, other=0.0)
+        total += value.to(tl.float32) * tap.to(tl.float32)
+        if j > 0:
+            to = held_row(start, j - (W - 1), W, True) if RING else j - 1
+            moves = (last >= 0) & (slot != last) if RING else last >= 0
+            tl.store(new + to * s_j, value, mask=ok & moves)
+    to = start % W if RING else W - 2
+    tl.store(new + to * s_j, newest.to(state.dtype.element_ty), mask=ok & (last >= 0))
+    if ACTIVATE:
+        total = SILU(total)
+    if GATED:
+        after = tl.load(gate_out + row * gate_out_t + cs, mask=ok & live, other=0.0)
+        total = total * after.to(tl.float32)
+    total = tl.where(live, total, 0.0)
+    tl.store(out + row * out_t + cs, total.to(out.dtype.element_ty), mask=ok)

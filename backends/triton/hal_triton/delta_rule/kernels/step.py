@@ -1,0 +1,46 @@
+"""One token of the recurrence: advance a tile of one head's state and read it."""
+
+# ruff: noqa: ANN201
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+
+import triton
+import triton.language as tl
+
+from hal_triton.kernels.math import inverse_norm, learning_rate, log_decay
+
+
+@triton.jit
+def unit(x, factor, L2: tl.constexpr):
+    """x times `factor`, normed before where L2 is set."""
+    if L2:
+        factor = factor * inverse_norm(x, 0)
+    return x * factor
+
+
+@triton.jit
+def read_gates(
+    a, b, A_log, dt_bias, head, ks, k_ok, lower_bound, beta_scale, GATE: tl.constexpr,
+    CHANNEL: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """exp of the log decay, one number or one a key channel, and beta; a, b point at the head."""
+    beta = learning_rate(tl.load(b).to(tl.float32), beta_scale, GATE)
+    rate = tl.load(A_log + head) if GATE != "ready" else 0.0
+    if CHANNEL:
+        raw = tl.load(a + ks, mask=k_ok, other=0.0).to(tl.float32)
+        bias = 0.0
+        if GATE != "ready":
+            bias = tl.load(dt_bias + head * K + ks, mask=k_ok, other=0.0)
+        g = log_decay(raw, rate, bias, lower_bound, GATE)
+    else:
+        bias = tl.load(dt_bias + head) if GATE != "ready" else 0.0
+        g = log_decay(tl.load(a).to(tl.float32), rate, bias, lower_bound, GATE)
+    return tl.exp(g), beta
+
+
+@triton.jit
+def advance(S, q, k, v, decay, beta, CHANNEL: tl.constexpr):
+    """S `[BV, BK]` after the token, and its output `[BV]`."""
+    S = S * (decay[None, :] if CHANNEL else decay)
+    u = (v - tl.sum(S * k[None, :], 1)) * beta
+    S = S + u[:, None] * k[None, :]
+    return S, tl.sum(S * q[None, :], 1)

@@ -1,0 +1,1 @@
+"""The short convolution with both of its gates."""

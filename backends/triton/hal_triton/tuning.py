@@ -1,0 +1,88 @@
+"""Block sizes by operation and amount of work; vendors hand over tables of their own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+UNBOUNDED: Final = float("inf")
+"""The limit of a table's last entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Block sizes by name, and what Triton is told beside them."""
+
+    blocks: Mapping[str, int]
+    warps: int = 4
+    stages: int = 1
+    evict: str = ""
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Launch options of Triton."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+Table = Mapping[str, Sequence[tuple[float, Config]]]
+"""By operation, configurations with the largest work that each is for, in rising order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a device is tuned with: block sizes, a fast silu, and the precision of the chunk solve.
+
+    `silu` is exact; `fast_silu` may be wrong by 2^-11 and serves results that are rounded to
+    bfloat16. Both are Triton device functions. `solve` is the input precision of float32
+    products in the chunk solve of bfloat16 activations.
+    """
+
+    table: Table
+    silu: object
+    fast_silu: object
+    solve: str = "ieee"
+    overrides: Mapping[str, Config] = field(default_factory=dict)
+
+    def pick(self, operation: str, work: float) -> Config:
+        """The configuration of an operation for an amount of work, in the operation's own unit."""
+        if operation in self.overrides:
+            return self.overrides[operation]
+        return next(config for limit, config in self.table[operation] if work <= limit)
+
+
+def block(size: int, least: int = 1) -> int:
+    """The power of two that covers `size`."""
+    return max(least, 1 << max(0, size - 1).bit_length())
+
+
+DEFAULT: Final[Table] = {
+    "conv.prefill": ((UNBOUNDED, Config({"BT": 32, "BC": 64}, warps=4)),),
+    "conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=4)),),
+    "short_conv.prefill": ((UNBOUNDED, Config({"BT": 32, "BC": 64}, warps=4)),),
+    "short_conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=4)),),
+    "delta_rule.decode": (
+        (1024, Config({"BV": 8}, warps=1, evict="evict_first")),
+        (UNBOUNDED, Config({"BV": 8}, warps=1)),
+    ),
+    "delta_rule.decode_fused": (
+        (64, Config({"BV": 8}, warps=1)),
+        (UNBOUNDED, Config({"BV": 32}, warps=1)),
+    ),
+    "delta_rule.chunks": ((UNBOUNDED, Config({"BT": 64}, warps=8)),),
+    "delta_rule.walk": (
+        (64, Config({"BV": 16}, warps=4, stages=2)),
+        (UNBOUNDED, Config({"BV": 64}, warps=4, stages=2)),
+    ),
+    "delta_rule.recurrent": ((UNBOUNDED, Config({"BV": 8}, warps=1)),),
+    "delta_rule.decode_fused.norm": (
+        (64, Config({"BV": 8}, warps=1)),
+        (UNBOUNDED, Config({"BV": 128}, warps=4)),
+    ),
+    "delta_rule.chunks.wide": ((UNBOUNDED, Config({"BT": 64}, warps=8)),),
+    "delta_rule.chunks.float16": ((UNBOUNDED, Config({"BT": 32}, warps=8)),),
+    "delta_rule.walk.float16": ((UNBOUNDED, Config({"BV": 16}, warps=8)),),
+    "delta_rule.chunks.float16.wide": ((UNBOUNDED, Config({"BT": 32}, warps=8)),),
+    "delta_rule.walk.float16.wide": ((UNBOUNDED, Config({"BV": 16}, warps=8)),),
+    "delta_rule.walk.wide": ((UNBOUNDED, Config({"BV": 16}, warps=8)),),
+    "norm": ((UNBOUNDED, Config({"BR": 8}, warps=4)),),
+}
+"""For any device: sound everywhere, tuned nowhere."""
