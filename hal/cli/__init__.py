@@ -15,6 +15,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "plan": "Plan memory, requests that fit, and decode speed.",
     "doctor": "Show plugins, versions, faults and clashes.",
     "generate": "Generate text with real weights.",
+    "new-provider": "Write a provider's distribution.",
 }
 """Commands with their short help; the function of a command has the name of its module."""
 
@@ -55,7 +56,8 @@ def _load(name: str) -> Any:
     from hal.cli.errors import reporting
 
     with reporting(name):
-        return getattr(importlib.import_module(f"hal.cli.{name}"), name)
+        word = name.replace("-", "_")
+        return getattr(importlib.import_module(f"hal.cli.{word}"), word)
 
 
 def _listed() -> None:

@@ -51,7 +51,8 @@ def scan_prefill(
     `[S, I, N]`) is run as I heads of one channel whose decay differs along N.
     """
     heads, shape = x.shape[1], x.shape
-    values, old = x.double().reshape(*x.shape[:2], -1), state.double()
+    values = x.double() if x.ndim == 3 else x.double().unsqueeze(-1)
+    old = state.double()
     d = _steps(dt, dt_bias, dt_limit, dt_softplus, (shape[0], heads))
     rate = A.double().reshape(heads, 1, -1)
     b, c = _grouped(B, heads), _grouped(C, heads)

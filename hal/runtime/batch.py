@@ -32,7 +32,7 @@ class Batch:
     `lengths[i]` tokens of row i follow each other in the packed input; they start at position
     `start[i]`. Row i reads `src[i]` (negative: a fresh request) and leaves its state in `dst[i]`
     (negative: nowhere). A row without tokens is a no-op. In DECODE every row is one token, and a
-    row with neither slot is padding.
+    row with neither slot is padding. In VERIFY `dst` is where a commit will leave the state.
     """
 
     mode: Mode
@@ -41,6 +41,8 @@ class Batch:
     src: Sequence[int] = ()
     dst: Sequence[int] = ()
     track: Sequence[Track] = ()
+    parents: Sequence[Sequence[int]] | None = None
+    """In a VERIFY step of trees: for every token of a row its parent in the row, -1 the state."""
 
     @property
     def rows(self) -> int:
@@ -63,6 +65,10 @@ class Limits:
     modes: frozenset[Mode]
     track: int | None = None
     """Granularity of tracked positions, None where tracking was not selected."""
+    width: int = 0
+    """Tokens of a VERIFY row at most."""
+    tree: bool = False
+    """Whether VERIFY rows may be trees."""
 
 
 def check(batch: Batch, limits: Limits) -> None:
@@ -72,6 +78,7 @@ def check(batch: Batch, limits: Limits) -> None:
     _check_rows(batch)
     _check_slots(batch, limits)
     _check_track(batch, limits)
+    _check_drafts(batch, limits)
     _check_races(batch)
 
 
@@ -136,6 +143,37 @@ def _check_track(batch: Batch, limits: Limits) -> None:
                 f"begin: track point (row {row}, position {position}) "
                 f"is not a multiple of {limits.track}"
             )
+
+
+def _check_drafts(batch: Batch, limits: Limits) -> None:
+    if batch.mode is not Mode.VERIFY:
+        if batch.parents is not None:
+            raise ValueError(f"begin: parents belong to VERIFY, not to {batch.mode}")
+        return
+    if any(slot >= 0 for _, _, slot in batch.track):
+        raise ValueError("begin: track points in a VERIFY step are not served")
+    for row, length in enumerate(batch.lengths):
+        if length > limits.width:
+            raise ValueError(
+                f"begin: row {row} verifies {length} tokens, the width is {limits.width}"
+            )
+    if batch.parents is not None:
+        _check_parents(batch, batch.parents, limits)
+
+
+def _check_parents(batch: Batch, parents: Sequence[Sequence[int]], limits: Limits) -> None:
+    if not limits.tree:
+        raise ValueError("begin: parents need a selection with Speculative(tree=True)")
+    if len(parents) != batch.rows:
+        raise ValueError(f"begin: {batch.rows} lengths, {len(parents)} entries in parents")
+    for row, (length, links) in enumerate(zip(batch.lengths, parents, strict=True)):
+        if len(links) != length:
+            raise ValueError(f"begin: row {row} has {length} tokens, {len(links)} parents")
+        for token, parent in enumerate(links):
+            if not -1 <= parent < token:
+                raise ValueError(
+                    f"begin: row {row}: parent {parent} of token {token} does not come before it"
+                )
 
 
 def _check_races(batch: Batch) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+import torch
+
 from hal.errors import HalError
 from hal.model.spec import CcaDims, DeltaDims, ScanDims, ShortConvDims
 from hal.runtime.cca_layer import CcaLayer
-from hal.runtime.layers import BoundConv, Current, DeltaLayer, ShortConvLayer
+from hal.runtime.layers import BoundConv, Current, DeltaLayer, Draft, ShortConvLayer
 from hal.runtime.params import CcaParams, DeltaParams, LayerParams, ScanParams, ShortConvParams
 from hal.runtime.scan_layer import ScanLayer
 from hal.sharding import shard
@@ -35,6 +37,7 @@ class Binder:
     providers: Mapping[str, Provider]
     pool: Pool
     current: Current
+    max_batch: int
 
     def layer(self, layer_id: int, params: LayerParams) -> Layer:
         """Check the weights against the model's dims and bind them."""
@@ -68,7 +71,8 @@ class Binder:
     def _delta(self, layer_id: int, dims: DeltaDims, params: DeltaParams) -> DeltaLayer:
         offers = [
             self.selection.choices[op].candidate.manifest.offers[op].gates
-            for op in ("delta_rule.prefill", "delta_rule.decode")
+            for op in ("delta_rule.prefill", "delta_rule.decode", "delta_rule.verify")
+            if op in self.selection.choices
         ]
         return DeltaLayer(
             self.current,
@@ -79,6 +83,8 @@ class Binder:
             cast("DeltaRule", self._interface("delta_rule.decode")),
             self.pool.tensors(layer_id)["recurrent"],
             fuses_gate=all(dims.gate.value in gates for gates in offers),
+            verify=cast("DeltaRule | None", self._verifier("delta_rule")),
+            draft=self._draft(layer_id, "delta_rule"),
         )
 
     def _short_conv(
@@ -104,6 +110,8 @@ class Binder:
             cast("Scan", self._interface("scan.decode")),
             self.pool.tensors(layer_id)["scan"],
             -params.A_log.float().exp(),
+            cast("Scan | None", self._verifier("scan")),
+            self._draft(layer_id, "scan"),
         )
 
     def _cca(self, layer_id: int, dims: CcaDims, params: CcaParams) -> CcaLayer:
@@ -144,6 +152,30 @@ class Binder:
             laid_out["conv_bias"],
             self.pool.tensors(layer_id)["conv"],
             activation,
+            cast("Conv | None", self._verifier("conv")),
+            self._draft(layer_id, "conv"),
+        )
+
+    def _verifier(self, interface: str) -> object | None:
+        """Who verifies, where speculation was selected."""
+        operation = f"{interface}.verify"
+        return self._interface(operation) if operation in self.selection.choices else None
+
+    def _draft(self, layer_id: int, interface: str) -> Draft | None:
+        """The scratch of one operation of one layer, just as its provider asks for it."""
+        speculative = self.selection.options.speculative
+        if speculative is None:
+            return None
+        provider = self.providers[self.selection.choices[f"{interface}.verify"].provider]
+        tensors = self.pool.tensors(layer_id)
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
+        wanted = provider.scratch_spec(interface, shapes, self.max_batch, speculative.width)
+        device = next(iter(tensors.values())).device
+        return Draft(
+            tuple(
+                torch.empty(each.shape, dtype=getattr(torch, each.dtype), device=device)
+                for each in wanted
+            )
         )
 
     def _interface(self, operation: str) -> object:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hal.errors import StepOrderError
+from hal.runtime.batch import Mode
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -44,6 +47,8 @@ class CcaLayer:
     def __call__(self, r: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve, delay, and move both states on."""
         step = self.current.get()
+        if step.mode is Mode.VERIFY:
+            raise StepOrderError("a CCA layer has no verify; select refuses speculation for it")
         if not r.shape[0] or not step.rows:
             return torch.zeros_like(r), torch.zeros_like(h)
         held = self.sidecar.step(self.layer_id)
@@ -55,6 +60,10 @@ class CcaLayer:
         window[slot] = taps[token, 1:].to(window.dtype)
         hidden[slot] = h[token].to(hidden.dtype)
         return step.clear_pads(self._convolve(taps)), step.clear_pads(before)
+
+    def commit(self, step: Step, last: Tensor) -> None:
+        """Refuse: no verify step of this layer can have come before."""
+        raise StepOrderError("a CCA layer has no verify; select refuses speculation for it")
 
     def _convolve(self, taps: Tensor) -> Tensor:
         """Both convolutions of windows `[T, carry + 1, C]` in float32, rounded once to `[T, C]`."""

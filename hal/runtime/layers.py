@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hal.errors import ProviderError, StepOrderError
 from hal.runtime.batch import Mode
@@ -31,6 +31,16 @@ class Current:
         return self.step
 
 
+Served = TypeVar("Served")
+
+
+def verifier(served: Served | None, draft: Draft | None) -> tuple[Served, Draft]:
+    """The operation and its scratch, or an error where speculation was not selected."""
+    if served is None or draft is None:
+        raise StepOrderError("verify and commit need a selection with speculative")
+    return served, draft
+
+
 def failed(operation: str, error: RuntimeError, *tensors: Tensor) -> ProviderError:
     """A provider's raw error with the operation, shapes, dtypes and device around it."""
     shapes = ", ".join(f"{list(t.shape)} {t.dtype} on {t.device}" for t in tensors)
@@ -38,8 +48,30 @@ def failed(operation: str, error: RuntimeError, *tensors: Tensor) -> ProviderErr
 
 
 @dataclass(slots=True)
+class Draft:
+    """The scratch of one operation of one layer, and the verify step that filled it last."""
+
+    scratch: tuple[Tensor, ...]
+    filled: Step | None = None
+
+    def fill(self, step: Step) -> tuple[Tensor, ...]:
+        """The scratch, from now on of this step."""
+        self.filled = step
+        return self.scratch
+
+    def take(self, step: Step, layer: str) -> tuple[Tensor, ...]:
+        """The scratch, if this step filled it; else a commit would write another step's tokens."""
+        if self.filled is not step:
+            raise StepOrderError(f"commit: {layer} did not run in the verify step")
+        return self.scratch
+
+
+@dataclass(slots=True)
 class BoundConv:
-    """The convolution of one layer: weights, state and the two providers' operations."""
+    """The convolution of one layer: weights, state and the providers' operations.
+
+    `verify` and `draft` are there where the selection is speculative.
+    """
 
     prefill: Conv
     decode: Conv
@@ -47,9 +79,39 @@ class BoundConv:
     bias: Tensor | None
     state: Tensor
     activation: str | None
+    verify: Conv | None = None
+    draft: Draft | None = None
+
+    def commit(self, step: Step, last: Tensor) -> None:
+        """Leave the window after each row's accepted path in its target slot."""
+        rule, draft = verifier(self.verify, self.draft)
+        scratch = draft.take(step, "a conv")
+        bounds = step.query_start_loc
+        rule.commit(self.state, scratch, step.src, step.dst, step.start, bounds, last)
+
+    def _verify(self, x: Tensor, step: Step) -> Tensor:
+        rule, draft = verifier(self.verify, self.draft)
+        try:
+            return rule.verify(
+                x,
+                self.weight,
+                self.bias,
+                self.state,
+                step.src,
+                step.start,
+                step.query_start_loc,
+                step.max_len,
+                draft.fill(step),
+                parents=step.parents,
+                activation=self.activation,
+            )
+        except RuntimeError as error:
+            raise failed("conv.verify", error, x, self.weight, self.state) from error
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """Convolve the step's packed tokens, act `[T, C]`."""
+        if step.mode is Mode.VERIFY:
+            return self._verify(x, step)
         try:
             if step.mode is Mode.DECODE:
                 return self.decode.decode(
@@ -96,6 +158,8 @@ class DeltaLayer:
     decode: DeltaRule
     state: Tensor
     fuses_gate: bool
+    verify: DeltaRule | None = None
+    draft: Draft | None = None
     sizes: tuple[int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,6 +202,8 @@ class DeltaLayer:
     ) -> Tensor:
         """The recurrence alone; without a gate, a is log decay and b is beta already."""
         step = self.current.get()
+        if step.mode is Mode.VERIFY:
+            return self._verify(q, k, v, a, b, gate, step)
         try:
             if step.mode is Mode.DECODE:
                 return self.decode.decode(q, k, v, a, b, gate, self.state, step.src, step.dst)
@@ -157,6 +223,42 @@ class DeltaLayer:
             )
         except RuntimeError as error:
             raise failed("delta_rule", error, q, k, v, a, b, self.state) from error
+
+    def commit(self, step: Step, last: Tensor) -> None:
+        """Leave the states after each row's accepted path in its target slot."""
+        rule, draft = verifier(self.verify, self.draft)
+        scratch = draft.take(step, "a delta rule")
+        self.bound_conv.commit(step, last)
+        rule.commit(self.state, scratch, step.src, step.dst, step.query_start_loc, last)
+
+    def _verify(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        a: Tensor,
+        b: Tensor,
+        gate: Gate | None,
+        step: Step,
+    ) -> Tensor:
+        rule, draft = verifier(self.verify, self.draft)
+        try:
+            return rule.verify(
+                q,
+                k,
+                v,
+                a,
+                b,
+                gate,
+                self.state,
+                step.src,
+                step.query_start_loc,
+                step.max_len,
+                draft.fill(step),
+                parents=step.parents,
+            )
+        except RuntimeError as error:
+            raise failed("delta_rule.verify", error, q, k, v, a, b, self.state) from error
 
 
 @dataclass(slots=True)
@@ -184,3 +286,7 @@ class ShortConvLayer:
         if view.tensors[0] is not self.bound_conv.state:
             raise ProviderError(f"conv_state.step gave another state for layer {self.layer_id}")
         return self.bound_conv(gated, step)
+
+    def commit(self, step: Step, last: Tensor) -> None:
+        """Leave the window after each row's accepted path in its target slot."""
+        self.bound_conv.commit(step, last)

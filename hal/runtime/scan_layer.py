@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from hal.runtime.batch import Mode
 from hal.runtime.gates import grouped_norm
-from hal.runtime.layers import failed
+from hal.runtime.layers import failed, verifier
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hal.interfaces import Scan
     from hal.model.spec import ScanDims
-    from hal.runtime.layers import BoundConv, Current
+    from hal.runtime.layers import BoundConv, Current, Draft
     from hal.runtime.params import ScanParams
+    from hal.runtime.step import Step
 
 
 @dataclass(slots=True)
@@ -36,6 +37,8 @@ class ScanLayer:
     decode: Scan
     state: Tensor
     A: Tensor
+    verify: Scan | None = None
+    draft: Draft | None = None
 
     def __call__(self, mixed: Tensor, dt: Tensor, z: Tensor | None = None) -> Tensor:
         """Conv, split, scan, and the gated norm or the gate inside the scan where z is given."""
@@ -72,6 +75,8 @@ class ScanLayer:
         groups, params = self.dims.G, self.params
         if groups == 1:
             return (self,)
+        if self.draft is not None:
+            raise ValueError("a scan that is run head by head has no verify")
         dims = replace(self.dims, H=1, P=self.dims.I // groups, G=1)
         cuts = [slice(i * dims.P, (i + 1) * dims.P) for i in range(groups)]
         return tuple(
@@ -97,6 +102,8 @@ class ScanLayer:
         """The recurrence alone, D skip and z included; dt is raw, its bias is the layer's."""
         step, params, limit = self.current.get(), self.params, self.dims.dt_limit
         D, bias, soft = params.D, params.dt_bias, dt is not None
+        if step.mode is Mode.VERIFY:
+            return self._verify(x, dt, B, C, z, step)
         try:
             if step.mode is Mode.DECODE:
                 return self.decode.decode(
@@ -110,3 +117,24 @@ class ScanLayer:
             )  # fmt: skip
         except RuntimeError as error:
             raise failed("scan", error, x, B, C, self.state) from error
+
+    def _verify(
+        self, x: Tensor, dt: Tensor | None, B: Tensor, C: Tensor, z: Tensor | None, step: Step
+    ) -> Tensor:
+        rule, draft = verifier(self.verify, self.draft)
+        try:
+            return rule.verify(
+                x, dt, self.A, B, C, self.params.D, self.params.dt_bias, z, self.state, step.src,
+                step.query_start_loc, step.max_len, draft.fill(step),
+                dt_limit=self.dims.dt_limit, dt_softplus=dt is not None, parents=step.parents,
+            )  # fmt: skip
+        except RuntimeError as error:
+            raise failed("scan.verify", error, x, B, C, self.state) from error
+
+    def commit(self, step: Step, last: Tensor) -> None:
+        """Leave the states after each row's accepted path in its target slot."""
+        rule, draft = verifier(self.verify, self.draft)
+        scratch = draft.take(step, "a scan")
+        if self.bound_conv is not None:
+            self.bound_conv.commit(step, last)
+        rule.commit(self.state, scratch, step.src, step.dst, step.query_start_loc, last)

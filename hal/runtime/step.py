@@ -27,6 +27,9 @@ class Step:
     track: Tensor | None
     pads: Tensor | None
     """bool `[B]`, the pad rows of a DECODE step; None where there are none."""
+    lengths: tuple[int, ...] = ()
+    parents: Tensor | None = None
+    """i32 `[T]` in a VERIFY step of trees, row-relative; None for chains."""
 
     def clear_pads(self, out: Tensor) -> Tensor:
         """Zero what belongs to no row, in place: 0 * NaN in a gate would have left NaN there."""
@@ -44,10 +47,11 @@ def make_step(batch: Batch, device: torch.device) -> Step:
     src = [s if n else NO_SLOT for s, n in zip(batch.src, batch.lengths, strict=True)]
     dst = [s if n else NO_SLOT for s, n in zip(batch.dst, batch.lengths, strict=True)]
     points = [(row, pos - batch.start[row], slot) for row, pos, slot in batch.track if slot >= 0]
-    flat = list(chain(starts, src, dst, batch.start, chain.from_iterable(points)))
+    parents = list(chain.from_iterable(batch.parents or ()))
+    flat = list(chain(starts, src, dst, batch.start, chain.from_iterable(points), parents))
     packed = torch.tensor(flat, dtype=torch.int32).to(device)
-    cuts = [rows + 1, rows, rows, rows, 3 * len(points)]
-    query_start_loc, src_ids, dst_ids, start, track = packed.split_with_sizes(cuts)
+    cuts = [rows + 1, rows, rows, rows, 3 * len(points), len(parents)]
+    query_start_loc, src_ids, dst_ids, start, track, links = packed.split_with_sizes(cuts)
     return Step(
         batch.mode,
         rows,
@@ -59,6 +63,8 @@ def make_step(batch: Batch, device: torch.device) -> Step:
         start,
         track.view(-1, 3) if points else None,
         (src_ids < 0) & (dst_ids < 0) if _has_pads(batch) else None,
+        tuple(lengths),
+        links if batch.parents is not None else None,
     )
 
 

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from hal import reference
-from hal.testing.metric import LIMITS, by_head, worst
+from hal.reference.conv import read_window
+from hal.testing.metric import by_head, limits, name_of, worst
 from hal.testing.rows import NAN, Rows, changed_outside, clone_view
 
 Call = Callable[..., Tensor]
+Pools = dict[str, Tensor]
+Oracle = Callable[..., tuple[Tensor, Pools]]
+
+TOKEN_ARGS: Final = frozenset({"x", "q", "k", "v", "a", "b", "dt", "B", "C", "z", "mixed_qkv"})
+"""Arguments that hold a row for every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,11 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """Arguments of one call by name, and how to judge it."""
+    """Arguments of one call by name, and how to judge it.
+
+    `pools` names the arguments that are state, `layouts` their layouts where they differ from
+    `layout`. `oracle` stands in for the reference operation of the same name.
+    """
 
     operation: str
     args: dict[str, Any]
@@ -48,6 +58,9 @@ class Case:
     heads: int
     options: dict[str, Any] = field(default_factory=dict)
     width: int = 0
+    pools: tuple[str, ...] = ("state",)
+    layouts: dict[str, str] = field(default_factory=dict)
+    oracle: Oracle | None = None
 
     @property
     def track(self) -> Tensor | None:
@@ -55,49 +68,100 @@ class Case:
         track: Tensor | None = self.options.get("track")
         return track
 
+    @property
+    def decode(self) -> bool:
+        """Whether every row is one token."""
+        return "query_start_loc" not in self.args
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The activation dtype."""
+        inputs: Tensor = next(self.args[n] for n in ("v", "x", "mixed_qkv") if n in self.args)
+        return inputs.dtype
+
+    @property
+    def tokens(self) -> dict[str, Tensor]:
+        """The arguments that hold a row for every token."""
+        return {n: t for n, t in self.args.items() if n in TOKEN_ARGS and t is not None}
+
     def run(self, call: Call, *, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The provider's result and its state, on a copy of the pool."""
-        state = clone_view(self.args["state"])
-        result = call(**{**self.args, "state": state}, **self.options, out=out)
-        return result, state
+        result, pools = self.run_all(call, out=out)
+        return result, pools[self.pools[0]]
+
+    def run_all(self, call: Call, *, out: Tensor | None = None) -> tuple[Tensor, Pools]:
+        """The provider's result and all its states, on copies of the pools."""
+        pools = {name: clone_view(self.args[name]) for name in self.pools}
+        result = call(**{**self.args, **pools}, **self.options, out=out)
+        return result, pools
 
     def expect(self) -> tuple[Tensor, Tensor]:
         """What the oracle says."""
+        result, pools = self.expect_all()
+        return result, pools[self.pools[0]]
+
+    def expect_all(self) -> tuple[Tensor, Pools]:
+        """What the oracle says, for all states."""
+        if self.oracle is not None:
+            return self.oracle(**self.args, **self.options)
         oracle = getattr(reference, self.operation.replace(".", "_"))
-        result, state = oracle(**self.args, **self.options, layout=self.layout)
-        return result, state
+        named = {"layout": self.layout} if self.layout != "PN" else {}
+        result, state = oracle(**self.args, **self.options, **named)
+        return result, {self.pools[0]: state}
 
     def errors(self, call: Call, *, out: Tensor | None = None) -> Errors:
         """Run and compare; nothing is asserted."""
-        got, state = self.run(call, out=out)
-        want, wanted = self.expect()
+        got, pools = self.run_all(call, out=out)
+        return self.compare(got, pools, *self.expect_all())
+
+    def compare(self, got: Tensor, pools: Pools, want: Tensor, wanted: Pools) -> Errors:
+        """The errors of a result and the pools after it."""
         split = [(got[s], want[s]) for s in self.rows.spans() if s.stop > s.start]
-        head = max((by_head(g[: self.width - 1], w[: self.width - 1], 0) for g, w in split),
-                   default=0.0) if self.width else 0.0  # fmt: skip
-        slots = sorted(self.rows.written(self.track) - {0})
+        lost = range(max(0, self.width - 1))
+        head = [by_head(g[: len(lost)], w[: len(lost)], self.heads) for g, w in split if lost]
+        pads = torch.ones(got.shape[0], dtype=torch.bool)
+        pads[self.rows.live(decode=self.decode)] = False
+        written = self.rows.written(self.track)
         return Errors(
             out=max((by_head(g, w, self.heads) for g, w in split), default=0.0),
-            state=worst(state[slots], wanted[slots], 2 if self.heads else 1),
-            head=head,
-            pads=self._pads(got),
-            stray=changed_outside(self.args["state"], state, self.rows.written(self.track)),
+            state=max(self._state_error(n, pools[n], wanted[n]) for n in self.pools),
+            head=max(head, default=0.0),
+            pads=int((got[pads] != 0).sum()),
+            stray=sum(changed_outside(self.args[n], pools[n], written) for n in self.pools),
         )
 
-    def _pads(self, got: Tensor) -> int:
-        """Elements of pad tokens and pad rows that are not zero; NaN is not zero."""
-        pads = torch.ones(got.shape[0], dtype=torch.bool)
-        for span, src, dst in zip(self.rows.spans(), self.rows.src, self.rows.dst, strict=True):
-            if not self.operation.endswith("decode") or src >= 0 or dst >= 0:
-                pads[span] = False
-        return int((got[pads] != 0).sum())
+    def held(self, name: str, pool: Tensor) -> Tensor:
+        """What the written slots of a pool hold; of a ring only its live rows, oldest first."""
+        ends = dict(sorted((s, p) for s, p in self.rows.ends(self.track).items() if s > 0))
+        if self.layouts.get(name, self.layout) != "ring":
+            return pool[list(ends)]
+        width = pool.shape[1]
+        windows = [read_window(pool, s, p, width, "ring") for s, p in ends.items()]
+        return torch.stack(windows) if windows else pool[:0]
+
+    def _state_error(self, name: str, got: Tensor, want: Tensor) -> float:
+        """The error of a pool; windows of the inputs' own dtype are exact or wrong."""
+        mine, right = self.held(name, got), self.held(name, want)
+        if name == "conv_state" or self.width:
+            same = torch.equal(mine.double(), right)
+            return 0.0 if same else max(worst(mine, right, 1), torch.finfo(torch.float32).tiny)
+        return worst(mine, right, 2 if self.heads else 1)
+
+    def limits(self, kind: str, calls: int = 1) -> tuple[float, float]:
+        """(result, state) limits of this case in a class; windows have no tolerance."""
+        state = torch.float32 if self.width else self.args[self.pools[0]].dtype
+        out, held = limits(self.dtype, kind, state, calls)
+        return out, 0.0 if self.width else held
 
     def check(self, call: Call, kind: str = "one rounding", *, poison: bool = True) -> None:
         """Assert parity within the limits of this dtype and class, and an exact write set."""
-        inputs = self.args["v" if self.heads else "x"]
-        out = torch.full_like(inputs, NAN, memory_format=torch.contiguous_format)
-        errors = self.errors(call, out=out if poison else None)
-        limits = LIMITS[str(inputs.dtype).removeprefix("torch."), kind]
-        assert errors.within(limits), f"{self.operation}: {errors}, limits {limits}"
+        want, wanted = self.expect_all()
+        out = torch.full(want.shape, NAN, dtype=self.dtype) if poison else None
+        got, pools = self.run_all(call, out=out)
+        errors = self.compare(got, pools, want, wanted)
+        allowed = self.limits(kind)
+        text = f"{self.operation} in {name_of(self.dtype)}, {kind}: {errors}, limits {allowed}"
+        assert errors.within(allowed), text
 
     def replace(self, **args: Any) -> Case:
         """The same case with other arguments."""

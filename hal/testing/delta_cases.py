@@ -54,11 +54,21 @@ def _raw_gates(
     return g, dims.beta_scale * torch.sigmoid(b)
 
 
+def _away_from(q: Tensor, k: Tensor) -> Tensor:
+    """Queries that are nowhere almost orthogonal to their token's key.
+
+    The output of a lone token is a multiple of q.k, and nothing is right relative to nothing.
+    """
+    cosine = torch.cosine_similarity(q, k, dim=-1).unsqueeze(-1)
+    return torch.where(cosine.abs() < 0.05, q + 0.5 * k, q)
+
+
 def delta_case(
     rows: Rows,
     dims: Delta = Delta(),
     *,
     dtype: torch.dtype = torch.float32,
+    state_dtype: torch.dtype = torch.float32,
     layout: str = "VK",
     decode: bool = False,
     seed: int = 0,
@@ -73,6 +83,7 @@ def delta_case(
     k = torch.randn(tokens, H, K, generator=gen)
     if dims.hard:
         k = torch.randn(1, H, K, generator=gen) + 0.3 * k
+    q = _away_from(q, k)
     a, b = _raw_gates(dims, tokens, dtype, gen)
     shape = (HV, V, K) if layout == "VK" else (HV, K, V)
     args: dict[str, Any] = {
@@ -82,7 +93,7 @@ def delta_case(
         "a": packed(a, rows, gap),
         "b": packed(b, rows, gap),
         "gate": make_gate(dims, gen),
-        "state": poisoned_pool(rows, shape, torch.float32, gen, pad=gap),
+        "state": poisoned_pool(rows, shape, state_dtype, gen, pad=gap),
     } | index_args(rows, decode, strided)
     options: dict[str, Any] = {"qk_l2norm": dims.qk_l2norm}
     if track is not None:

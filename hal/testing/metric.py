@@ -7,6 +7,7 @@ from torch import Tensor
 
 LIMITS: Final[dict[tuple[str, str], tuple[float, float]]] = {
     ("float32", "one rounding"): (1e-5, 1e-5),
+    ("float32", "chunked"): (1e-5, 1e-5),
     ("float32", "tf32"): (3e-3, 3e-3),
     ("bfloat16", "one rounding"): (4e-3, 1e-5),
     ("bfloat16", "chunked"): (2e-2, 2e-2),
@@ -14,6 +15,23 @@ LIMITS: Final[dict[tuple[str, str], tuple[float, float]]] = {
     ("float16", "chunked"): (3e-3, 3e-3),
 }
 """(result, state) limits by (dtype, class); a change of one is a change of the kit."""
+
+DRIFT: Final = {"float32": 0.0, "bfloat16": 4e-3, "float16": 5e-4}
+"""What a state of that dtype may lose by its rounding, times the root of the number of calls."""
+
+
+def limits(
+    dtype: torch.dtype, kind: str, state_dtype: torch.dtype = torch.float32, calls: int = 1
+) -> tuple[float, float]:
+    """(result, state) limits of a run of `calls` calls, each of which rounds the state once."""
+    out, state = LIMITS[name_of(dtype), kind]
+    drift = DRIFT[name_of(state_dtype)] * calls**0.5
+    return out + drift, max(state, drift)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name as manifests spell it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def worst(got: Tensor, want: Tensor, groups: int) -> float:

@@ -42,11 +42,30 @@ class Rows:
         """The tokens of each row."""
         return [slice(b, e) for b, e in pairwise(self.bounds)]
 
+    def ends(self, track: Tensor | None) -> dict[int, int]:
+        """The slots that a call has to write, with the position that each has seen afterwards."""
+        found = {
+            dst: start + n
+            for dst, start, n in zip(self.dst, self.start, self.lengths, strict=True)
+            if dst >= 0 and n
+        }
+        points = [] if track is None else track.tolist()
+        tracked = {slot: self.start[row] + n for row, n, slot in points if slot >= 0}
+        return found | tracked
+
     def written(self, track: Tensor | None) -> set[int]:
         """Slots that a call may change, the sink included."""
-        slots = {dst for dst, n in zip(self.dst, self.lengths, strict=True) if dst >= 0 and n}
-        tracked = set() if track is None else {int(p[2]) for p in track.tolist() if p[2] >= 0}
-        return slots | tracked | {0}
+        return {0, *self.ends(track)}
+
+    def live(self, *, decode: bool) -> list[int]:
+        """Tokens that belong to a row; a row of a decode without any slot is padding."""
+        rows = zip(self.spans(), self.src, self.dst, strict=True)
+        return [
+            token
+            for span, src, dst in rows
+            if not decode or src >= 0 or dst >= 0
+            for token in range(span.start, span.stop)
+        ]
 
 
 def make_rows(

@@ -58,7 +58,7 @@ SCRATCH: Final = frozenset({"verify", "commit"})
 GATES: Final = ("scalar", "channel", "safe", "ready_scalar", "ready_channel")
 """Gate kinds an operation fuses; `ready_*` takes log decay and beta that are made already."""
 
-FEATURES: Final = ("bias", "graph", "negative_slots", "strided")
+FEATURES: Final = ("bias", "graph", "negative_slots", "strided", "tf32")
 """What else a caller may rely on: conv bias, graph capture, negative slot ids, strided inputs."""
 
 KINDS: Final = ("mamba2", "mamba1", "lightning", "short_conv", "cca")

@@ -215,3 +215,31 @@ DOUBLED: Final[dict[str, Mutation]] = {"beta not doubled": _with(_beta_not_doubl
 
 SAFE: Final[dict[str, Mutation]] = {"safe gate as clamped": _with(_clamped_softplus_for_safe)}
 """Mistakes that the safe gate shows."""
+
+
+def _groups_interleaved(args: Args) -> Args:
+    """Head h reads group h % G."""
+    heads, groups = args["x"].shape[1], args["B"].shape[1]
+    order = torch.arange(heads) % groups
+    return {"B": args["B"][:, order], "C": args["C"][:, order]}
+
+
+UNLIMITED: Final = (0.0, float("inf"))
+
+SCAN: Final[dict[str, Mutation]] = {
+    "group map h % G": _with(_groups_interleaved),
+    "D dropped": _with(lambda args: {"D": None}),
+    "dt_bias dropped": _with(lambda args: {"dt_bias": None}),
+    "z ignored": _with(lambda args: {"z": None}),
+    "z gated twice": _then(
+        lambda args, result: result.mul_(torch.nn.functional.silu(args["z"]))
+    ),
+    "dt clamp dropped": _with(lambda args: {"dt_limit": UNLIMITED}),
+    "lower limit dropped": _with(lambda args: {"dt_limit": (0.0, args["dt_limit"][1])}),
+    "softplus dropped": _with(lambda args: {"dt_softplus": False}),
+    "A without its sign": _with(lambda args: {"A": -args["A"]}),
+    "B and C swapped": _with(lambda args: {"B": args["C"], "C": args["B"]}),
+    "dt in act": _with(lambda args: {"dt": (args["dt"] + args["dt_bias"]).bfloat16(),
+                                     "dt_bias": None}),
+}  # fmt: skip
+"""Mistakes of a scan with z, D, bias, limits that bind, and several groups."""

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from hal.model.spec import GateKind
+from hal.testing.scan_cases import Scan, scan_case
+from hal.testing.verify_cases import Served, VerifyCase
 from hal_cpu.provider import TorchProvider
 from ops import mutations as wrong
+from ops import mutations_verify as wrong_verify
 from support.ops import LIMITS, Call, Case, Delta, conv_case, delta_case, i32, make_rows
 
 PROVIDER = TorchProvider("cpu", {})
@@ -55,6 +58,19 @@ CASES: dict[str, tuple[Case, Call, dict[str, wrong.Mutation]]] = {
     ),
     "safe": (delta_case(PACKED, SAFE), PROVIDER.delta_rule.prefill, wrong.SAFE),
 }
+LIMITED = Scan(z=True, dt_limit=(0.01, 0.1))
+CASES |= {
+    f"{kind}.{verb}": (
+        scan_case(rows, replace(LIMITED, kind=kind), decode=verb == "decode"),
+        getattr(PROVIDER.scan, verb),
+        wrong.COMMON | shared | wrong.SCAN,
+    )
+    for kind in ("mamba2", "mamba1")
+    for verb, rows, shared in (
+        ("prefill", PACKED, wrong.PACKED),
+        ("decode", TOKENS, wrong.TOKENS),
+    )
+}
 PAIRS = [(name, mistake) for name, (_, _, found) in CASES.items() for mistake in found]
 
 
@@ -67,8 +83,48 @@ def test_the_right_operator_passes(name: str) -> None:
 @pytest.mark.parametrize(("name", "mistake"), PAIRS, ids=[" - ".join(pair) for pair in PAIRS])
 def test_a_wrong_operator_fails(name: str, mistake: str) -> None:
     case, call, found = CASES[name]
-    with pytest.raises(AssertionError, match=r"^(conv|delta_rule)\."):
+    with pytest.raises(AssertionError, match=r"^(conv|delta_rule|scan)\."):
         case.check(found[mistake](call))
+
+
+DRAFTS = make_rows(
+    [(4, "fork"), (5, "fork"), (0, "continue"), (3, "fresh"), (2, "continue")], seed=23, pads=2
+)
+PARENTS = i32(-1, 0, 0, 2, -1, 0, 0, 1, -1, -1, 0, 0, -1, 0, 7, 7)
+LAST = i32(2, 3, 99, -1, 0)
+DRAFT_CASES: dict[str, Case] = {
+    "conv": conv_case(DRAFTS),
+    "delta": delta_case(DRAFTS),
+    "mamba2": scan_case(DRAFTS),
+    "mamba1": scan_case(DRAFTS, Scan(kind="mamba1")),
+}
+MISTAKES = wrong_verify.VERIFY | wrong_verify.TREE
+WRONG_PAIRS = [
+    (name, mistake)
+    for name in DRAFT_CASES
+    for mistake in MISTAKES
+    # Mamba-1's scratch holds whole states, so its commit reads no source: nothing is mistaken.
+    if (name, mistake) != ("mamba1", "commit starts from zeros")
+]
+
+
+def verify_of(name: str) -> tuple[VerifyCase, Served]:
+    case = DRAFT_CASES[name]
+    served = getattr(PROVIDER, case.operation.partition(".")[0])
+    return VerifyCase.of(case, PARENTS, LAST), served
+
+
+@pytest.mark.parametrize("name", DRAFT_CASES)
+def test_the_right_verify_and_commit_pass(name: str) -> None:
+    verify, served = verify_of(name)
+    verify.check(served, PROVIDER.scratch_spec)
+
+
+@pytest.mark.parametrize(("name", "mistake"), WRONG_PAIRS, ids=[" - ".join(p) for p in WRONG_PAIRS])
+def test_a_wrong_verify_or_commit_fails(name: str, mistake: str) -> None:
+    verify, served = verify_of(name)
+    with pytest.raises(AssertionError, match=r"^(conv|delta_rule|scan)\.verify"):
+        verify.check(MISTAKES[mistake](served), PROVIDER.scratch_spec)
 
 
 def test_the_naive_loop_without_a_mistake_passes() -> None:

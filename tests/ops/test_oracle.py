@@ -12,6 +12,7 @@ from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from hal import reference
+from hal.testing.scan_cases import Scan, scan_case
 from support.ops import NAN, Delta, conv_case, delta_case, i32, make_rows, worst
 
 LIMIT = 1e-5
@@ -191,3 +192,40 @@ def test_the_oracle_leaves_its_inputs_alone() -> None:
     before = case.args["state"].clone()
     case.expect()
     assert torch.equal(case.args["state"].nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "mamba1", "lightning"])
+def test_the_scan_oracle_takes_empty_batches(kind: str) -> None:
+    for rows, decode in ((make_rows([], pads=2), False), (make_rows([]), True)):
+        case = scan_case(rows, Scan(kind=kind), decode=decode)
+        out, _ = case.expect()
+        assert out.shape == case.args["x"].shape
+        assert not out.any()
+
+
+@pytest.mark.parametrize("parents", [None, (-1, 0, 0, 1, -1)])
+def test_verifying_a_path_is_a_prefill_of_that_path(parents: tuple[int, ...] | None) -> None:
+    case = delta_case(make_rows([(5, "fork")]))
+    tree = None if parents is None else i32(*parents)
+    args = {n: v for n, v in case.args.items() if n != "dst"}
+    result, ends = reference.delta_rule_verify(**args, parents=tree)
+    branches = [[0], [0, 1], [0, 2], [0, 1, 3], [4]]
+    chains = [list(range(n)) for n in range(1, 6)]
+    for last, path in enumerate(chains if parents is None else branches):
+        cut = {name: tensor[path] for name, tensor in case.tokens.items()}
+        want, pool = reference.delta_rule_prefill(
+            **{**case.args, **cut, "query_start_loc": i32(0, len(path))}
+        )
+        assert torch.equal(result[last], want[-1])
+        dst = case.args["dst"]
+        got = reference.commit(case.args["state"], ends, dst, i32(0, 5), i32(last))
+        assert torch.equal(got.nan_to_num(), pool.nan_to_num())
+
+
+def test_the_oracles_commit_writes_nothing_for_minus_one_no_tokens_and_no_slot() -> None:
+    case = conv_case(make_rows([(2, "fork"), (0, "fork"), (2, "stateless")]))
+    args = {n: v for n, v in case.args.items() if n != "dst"}
+    _, ends = reference.conv_verify(**args, **case.options)
+    bounds, state = case.args["query_start_loc"], case.args["state"]
+    after = reference.commit(state, ends, case.args["dst"], bounds, i32(-1, 0, 1))
+    assert torch.equal(after.nan_to_num(), state.double().nan_to_num())

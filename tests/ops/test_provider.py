@@ -1,6 +1,7 @@
 """The CPU provider keeps the Protocols' signatures, its layouts and its sidecar's promises."""
 
 import inspect
+from math import prod
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from hal import interfaces, reference
 from hal.errors import StepOrderError
+from hal_cpu.plugin import MANIFEST
 from hal_cpu.provider import CONV_LAYOUTS, RECURRENT_LAYOUTS, TorchProvider
 from support.ops import i32
 
@@ -22,10 +24,15 @@ def shape_of(function: Any) -> list[tuple[str, Any, Any]]:
 @pytest.mark.parametrize(
     ("operation", "protocol"),
     [
-        ("conv.prefill", interfaces.Conv.prefill),
-        ("conv.decode", interfaces.Conv.decode),
-        ("delta_rule.prefill", interfaces.DeltaRule.prefill),
-        ("delta_rule.decode", interfaces.DeltaRule.decode),
+        *(
+            (f"{interface}.{verb}", getattr(protocol, verb))
+            for interface, protocol in (
+                ("conv", interfaces.Conv),
+                ("delta_rule", interfaces.DeltaRule),
+                ("scan", interfaces.Scan),
+            )
+            for verb in ("prefill", "decode", "verify", "commit")
+        ),
         ("conv_state.attach", interfaces.ConvState.attach),
         ("conv_state.begin", interfaces.ConvState.begin),
         ("conv_state.step", interfaces.ConvState.step),
@@ -56,11 +63,26 @@ def test_the_oracle_takes_the_protocols_arguments(
     assert [name for name, _, _ in extra] == ([] if interface == "scan" else ["layout"])
 
 
-@pytest.mark.parametrize("method", ["verify", "commit", "decode_fused", "prefill_fused"])
+@pytest.mark.parametrize("interface", ["conv", "delta_rule", "scan"])
+def test_the_oracle_verifies_without_scratch(interface: str) -> None:
+    protocol = {"conv": "Conv", "delta_rule": "DeltaRule", "scan": "Scan"}[interface]
+    ours = shape_of(getattr(reference, f"{interface}_verify"))
+    theirs = shape_of(getattr(interfaces, protocol).verify)
+    left = [name for name, _, _ in theirs if name not in [n for n, _, _ in ours]]
+    assert left == ["scratch", "out"]
+
+
+@pytest.mark.parametrize("method", ["decode_fused", "prefill_fused"])
 def test_what_is_not_offered_is_not_there(method: str) -> None:
     assert method not in dir(PROVIDER.delta_rule)
-    assert method not in dir(PROVIDER.conv)
-    assert PROVIDER.scan is None
+    assert f"delta_rule.{method}" not in MANIFEST.offers
+
+
+def test_every_offered_operation_is_there() -> None:
+    for operation in MANIFEST.offers:
+        interface, _, verb = operation.partition(".")
+        if interface != "conv_state" or verb == "step":
+            assert callable(getattr(getattr(PROVIDER, interface), verb))
 
 
 def test_layouts_are_told_by_state_name() -> None:
@@ -108,8 +130,42 @@ def test_prepare_keeps_names_shapes_and_values() -> None:
         assert torch.equal(held, given.float())
 
 
-def test_nothing_is_kept_for_verify_and_nothing_compiles() -> None:
-    assert PROVIDER.scratch_spec("delta_rule", {"recurrent": (4, 8, 8)}, 4, 3) == ()
+@pytest.mark.parametrize(
+    ("interface", "shapes", "kept"),
+    [
+        ("conv", {"conv": (24, 3)}, {"inputs": (24,)}),
+        (
+            "delta_rule",
+            {"recurrent": (4, 8, 6)},
+            {"keys": (4, 6), "updates": (4, 8), "decays": (4, 6)},
+        ),
+        ("scan", {"scan": (4, 8, 6)}, {"keys": (4, 6), "updates": (4, 8), "decays": (4,)}),
+        ("scan", {"scan": (32, 6)}, {"states": (32, 6)}),
+    ],
+)
+def test_scratch_has_room_for_every_draft_token(
+    interface: str, shapes: dict[str, tuple[int, ...]], kept: dict[str, tuple[int, ...]]
+) -> None:
+    asked = PROVIDER.scratch_spec(interface, shapes, 4, 3)
+    named = {s.name: s for s in asked}
+    assert {n: s.shape for n, s in named.items()} == {
+        **{n: (12, *shape) for n, shape in kept.items()},
+        "parents": (12,),
+    }
+    assert {s.dtype for n, s in named.items() if n != "parents"} == {"float32"}
+
+
+@pytest.mark.parametrize("interface", ["conv_state", "short_conv", "cca"])
+def test_interfaces_without_verify_keep_no_scratch(interface: str) -> None:
+    assert PROVIDER.scratch_spec(interface, {"conv": (24, 3)}, 4, 3) == ()
+
+
+def test_the_scratch_of_a_replay_is_far_smaller_than_a_state_a_token() -> None:
+    asked = PROVIDER.scratch_spec("delta_rule", {"recurrent": (32, 128, 128)}, 1, 4)
+    assert sum(4 * prod(s.shape) for s in asked) < 4 * 4 * 32 * 128 * 128 / 40
+
+
+def test_nothing_compiles() -> None:
     PROVIDER.warmup()
 
 

@@ -29,6 +29,9 @@ def _store(args: dict[str, Any], pools: dict[str, Tensor], result: Tensor, like:
     if out is None:
         out = torch.empty(result.shape, dtype=like.dtype)
     out.copy_(result)
+    bounds = args.get("query_start_loc")
+    if bounds is not None:
+        out[int(bounds[-1]) :] = 0
     for name, pool in pools.items():
         for slot in _written(args):
             args[name][slot] = pool[slot].to(args[name].dtype)

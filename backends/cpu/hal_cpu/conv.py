@@ -1,5 +1,7 @@
 """The depthwise causal convolution on the CPU, tap by tap in float32."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -7,7 +9,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from hal.runtime.checks import check_conv, check_rows
+from hal.runtime.verify_checks import check_scratch
 from hal_cpu.gates import silu_
+from hal_cpu.paths import Paths, accepted
 from hal_cpu.rows import Packed, Row, Steps, gather, result_like, scatter
 
 BLOCK_ELEMENTS: Final = 1 << 18
@@ -15,7 +19,7 @@ BLOCK_ELEMENTS: Final = 1 << 18
 
 
 class TorchConv:
-    """Offers `prefill` and `decode` for state layouts "CW" and "WC".
+    """Offers every operation of the convolution for state layouts "CW" and "WC".
 
     The state has x's dtype or is float32; both keep the inputs exactly. A row's bits do not depend
     on the rest of its batch.
@@ -89,6 +93,83 @@ class TorchConv:
         index = torch.tensor(steps.tokens)
         y = _step(x.index_select(0, index), taps, offset, state, steps, activation)
         return result_like(x, out).zero_().index_copy_(0, index, y)
+
+    def verify(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        src: Tensor,
+        start: Tensor,
+        query_start_loc: Tensor,
+        max_len: int,
+        scratch: Sequence[Tensor],
+        *,
+        parents: Tensor | None = None,
+        activation: str | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve draft tokens, act `[T, C]`, each over the window of its parents."""
+        name = "conv.verify"
+        check_conv(name, x, weight, bias, state, self._layout, activation, out)
+        check_rows(name, x.shape[0], src, (("start", start),), query_start_loc, parents=parents)
+        paths = Paths.of(name, state.shape[0], x.shape[0], src, query_start_loc, parents, "x")
+        live = paths.starts[-1]
+        check_scratch(name, scratch, 2, live)
+        out = result_like(x, out)
+        out[live:] = 0
+        if live:
+            scratch[0][:live] = x[:live]
+            paths.remember(scratch[1])
+            heads = gather(self._by_time(state), paths.sources).float().flatten(0, 1)
+            inputs, taps = torch.cat((heads, x[:live].float())), _taps(weight)
+            index = torch.tensor(_windows(paths, taps.shape[0]))
+            out[:live] = _along(inputs, index, taps, _float(bias), activation)
+        return out
+
+    def commit(
+        self,
+        state: Tensor,
+        scratch: Sequence[Tensor],
+        src: Tensor,
+        dst: Tensor,
+        start: Tensor,
+        query_start_loc: Tensor,
+        last: Tensor,
+    ) -> None:
+        """Write the window after the path to row-relative token `last` (-1: write nothing)."""
+        others = (("start", start),)
+        rows = accepted("conv.commit", state, scratch, 2, src, dst, query_start_loc, last, others)
+        state, inputs = self._by_time(state), scratch[0]
+        for row in rows:
+            head = gather(state, (row.src,))[0]
+            seen = torch.cat((head, inputs[row.path].to(state.dtype)))
+            state[row.dst] = seen[-state.shape[1] :]
+
+
+def _windows(paths: Paths, width: int) -> list[list[int]]:
+    """Where the inputs of every token's taps lie: the rows' windows first, then the tokens."""
+    first, windows = len(paths.sources) * (width - 1), list[list[int]]()
+    for row, (begin, end) in enumerate(pairwise(paths.starts)):
+        committed = list(range(row * (width - 1), (row + 1) * (width - 1)))
+        for token in range(begin, end):
+            parent = paths.up[token]
+            seen = windows[parent][1:] if parent >= 0 else committed
+            windows.append([*seen, first + token])
+    return windows
+
+
+def _along(
+    inputs: Tensor, index: Tensor, taps: Tensor, bias: Tensor | None, activation: str | None
+) -> Tensor:
+    """Convolve the inputs at `index` `[n, W]`, tap by tap."""
+    total = inputs.index_select(0, index[:, 0]) * taps[0]
+    for tap in range(1, taps.shape[0]):
+        total.addcmul_(inputs.index_select(0, index[:, tap]), taps[tap])
+    if bias is not None:
+        total.add_(bias)
+    return silu_(total) if activation else total
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:

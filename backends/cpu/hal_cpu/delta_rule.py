@@ -1,16 +1,23 @@
 """The gated delta rule on the CPU: batched recurrence for single tokens, chunks for longer rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from hal.interfaces import Gate
 from hal.runtime.checks import check_delta, check_rows
+from hal.runtime.verify_checks import check_scratch
 from hal_cpu.chunk import advance_chunk, chunk_size
 from hal_cpu.gates import beta_of, log_decay
-from hal_cpu.recurrent import advance_rows
+from hal_cpu.paths import Paths, accepted, run_levels
+from hal_cpu.recurrent import Operands, advance_held, advance_rows
 from hal_cpu.rows import Packed, Row, Steps, result_like, start_state
+
+SCRATCH_TENSORS: Final = 4
+"""Keys, updates, decays and parents."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +42,7 @@ class _Inputs:
 
 
 class TorchDeltaRule:
-    """Offers `prefill` and `decode` for state layouts "VK" and "KV", all gate kinds and none.
+    """Offers the unfused operations for state layouts "VK" and "KV", all gate kinds and none.
 
     The state is float32. A row's bits do not depend on the rest of its batch where K and V are
     multiples of 16; for other dims they agree within float32 rounding.
@@ -112,14 +119,82 @@ class TorchDeltaRule:
         result = _step(inputs.pick(index), gate, state, steps, qk_l2norm)
         return result_like(v, out).zero_().index_copy_(0, index, result)
 
+    def verify(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        a: Tensor,
+        b: Tensor,
+        gate: Gate | None,
+        state: Tensor,
+        src: Tensor,
+        query_start_loc: Tensor,
+        max_len: int,
+        scratch: Sequence[Tensor],
+        *,
+        parents: Tensor | None = None,
+        qk_l2norm: bool = True,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Run draft tokens, each from the state of its parent, as decodes of its path would."""
+        name = "delta_rule.verify"
+        check_delta(name, q, k, v, a, b, gate, state, self._layout, out)
+        check_rows(name, q.shape[0], src, (), query_start_loc, parents=parents)
+        paths = Paths.of(name, state.shape[0], q.shape[0], src, query_start_loc, parents, "q")
+        check_scratch(name, scratch, SCRATCH_TENSORS, paths.starts[-1])
+        paths.remember(scratch[-1])
+        inputs = _Inputs(q, k, v, a, b)
+
+        def advance(held: Tensor, tokens: Tensor) -> Tensor:
+            operands = _operands(inputs.pick(tokens), gate, qk_l2norm)
+            result, update = advance_held(operands, self._key_major(held))
+            _keep(scratch, tokens, operands, update)
+            return result.to(v.dtype)
+
+        return run_levels(paths, state, advance, result_like(v, out))
+
+    def commit(
+        self,
+        state: Tensor,
+        scratch: Sequence[Tensor],
+        src: Tensor,
+        dst: Tensor,
+        query_start_loc: Tensor,
+        last: Tensor,
+    ) -> None:
+        """Replay the path to row-relative token `last` (-1: write nothing) into `dst`."""
+        name = "delta_rule.commit"
+        rows = accepted(name, state, scratch, SCRATCH_TENSORS, src, dst, query_start_loc, last)
+        state, (keys, updates, decays, _) = self._key_major(state), scratch
+        for row in rows:
+            target = start_state(state, row.src, row.dst)
+            for token in row.path:
+                target.mul_(decays[token].unsqueeze(-1))
+                target.addcmul_(keys[token].unsqueeze(-1), updates[token].unsqueeze(-2))
+
+
+def _keep(scratch: Sequence[Tensor], tokens: Tensor, operands: Operands, update: Tensor) -> None:
+    """Keep what a replay of these tokens needs, by value head."""
+    keys, updates, decays, _ = scratch
+    ratio = operands.fall.shape[1]
+    shape = (len(tokens), *keys.shape[1:])
+    keys.index_copy_(0, tokens, operands.key.expand(-1, ratio, -1, -1).reshape(shape))
+    updates.index_copy_(0, tokens, update)
+    decays.index_copy_(0, tokens, operands.fall.expand(-1, -1, shape[2], -1).reshape(shape))
+
+
+def _operands(inputs: _Inputs, gate: Gate | None, qk_l2norm: bool) -> Operands:
+    decay, beta = log_decay(inputs.a, gate).exp(), beta_of(inputs.b, gate)
+    return Operands.of(inputs.q, inputs.k, inputs.v, decay, beta, qk_l2norm)
+
 
 def _step(
     inputs: _Inputs, gate: Gate | None, state: Tensor, steps: Steps, qk_l2norm: bool
 ) -> Tensor:
     """One token of each row; the result in v's dtype."""
-    q, k, v = inputs.q, inputs.k, inputs.v
-    decay, beta = log_decay(inputs.a, gate).exp(), beta_of(inputs.b, gate)
-    return advance_rows(q, k, v, decay, beta, state, steps, qk_l2norm).to(v.dtype)
+    operands = _operands(inputs, gate, qk_l2norm)
+    return advance_rows(operands, state, steps).to(inputs.v.dtype)
 
 
 def _run(

@@ -1,11 +1,16 @@
 """Manifest of the embedded CPU provider: pure torch, no build step."""
 
+from dataclasses import replace
+
 from hal_registry import API, Manifest, Offer, Proof, hookimpl
 
 FLOATS = ("float32", "bfloat16", "float16")
 WIDTHS = range(2, 9)
 DIMS = range(1, 257)
 RATIOS = range(1, 17)
+GROUP_SIZES = range(1, 257)
+STATE_SIZES = range(1, 257)
+DRAFTS = range(1, 33)
 FEATURES = ("negative_slots", "strided")
 
 CONV = Offer(
@@ -26,14 +31,39 @@ DELTA = Offer(
     track=(1,),
     features=FEATURES,
 )
+SCAN = Offer(
+    dtypes=FLOATS,
+    state_dtypes=("float32",),
+    layouts=("PN",),
+    kinds=("mamba2", "mamba1", "lightning"),
+    head_dims=DIMS,
+    ratios=GROUP_SIZES,
+    state_sizes=STATE_SIZES,
+    track=(1,),
+    features=FEATURES,
+)
+SIDECAR = Offer(
+    dtypes=FLOATS,
+    layouts=("CW", "WC"),
+    kinds=("short_conv", "cca"),
+    track=(1,),
+    features=("negative_slots",),
+)
+
+
+def _with_verify(interface: str, offer: Offer) -> dict[str, Offer]:
+    """The four operations of an interface: prefill alone tracks, verify takes drafts."""
+    decode = replace(offer, track=())
+    verify = replace(decode, verify=("chain", "tree"), verify_widths=DRAFTS)
+    offers = {"prefill": offer, "decode": decode, "verify": verify, "commit": verify}
+    return {f"{interface}.{verb}": each for verb, each in offers.items()}
+
+
 OFFERS = {
-    "conv.prefill": CONV,
-    "conv.decode": CONV,
-    "delta_rule.prefill": DELTA,
-    "delta_rule.decode": DELTA,
-    "conv_state.step": Offer(
-        dtypes=FLOATS, layouts=("CW", "WC"), kinds=("short_conv",), features=("negative_slots",)
-    ),
+    **_with_verify("conv", CONV),
+    **_with_verify("delta_rule", DELTA),
+    **_with_verify("scan", SCAN),
+    **{f"conv_state.{verb}": SIDECAR for verb in ("step", "commit", "track")},
 }
 
 MANIFEST = Manifest(

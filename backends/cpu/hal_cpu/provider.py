@@ -10,12 +10,17 @@ from hal.interfaces import Scratch
 from hal_cpu.conv import TorchConv
 from hal_cpu.conv_state import TorchConvState
 from hal_cpu.delta_rule import TorchDeltaRule
+from hal_cpu.scan import TorchScan
+from hal_cpu.scratch import scratch_of
 
 CONV_LAYOUTS: Final = ("CW", "WC")
 """Layouts of the conv state that `TorchConv` reads."""
 
 RECURRENT_LAYOUTS: Final = ("VK", "KV")
 """Layouts of the recurrent state that `TorchDeltaRule` reads; both cost the same."""
+
+LAYOUTS: Final = {"conv": CONV_LAYOUTS, "recurrent": RECURRENT_LAYOUTS, "scan": ("PN",)}
+"""Layouts by state, the default first."""
 
 _CONV_WEIGHTS: Final = frozenset({"conv_weight", "weight"})
 
@@ -24,7 +29,7 @@ class TorchProvider:
     """Serves the operations that its manifest offers, on CPU tensors.
 
     `options["layouts"]` maps a state name to its layout; "conv" defaults to "CW" and "recurrent" to
-    "VK". Verify, commit and fused operations are not there, so they cannot be bound.
+    "VK". Fused operations are not there, so they cannot be bound.
     """
 
     def __init__(self, device: str, options: Mapping[str, object]) -> None:
@@ -33,9 +38,10 @@ class TorchProvider:
         layouts = options.get("layouts", {})
         if not isinstance(layouts, Mapping):
             raise TypeError(f"cpu.torch: layouts is {type(layouts).__name__}, expected a mapping")
-        self.conv = TorchConv(_layout(layouts, "conv", CONV_LAYOUTS))
-        self.delta_rule = TorchDeltaRule(_layout(layouts, "recurrent", RECURRENT_LAYOUTS))
-        self.scan = None
+        self._layouts = {name: _layout(layouts, name, offered) for name, offered in LAYOUTS.items()}
+        self.conv = TorchConv(self._layouts["conv"])
+        self.delta_rule = TorchDeltaRule(self._layouts["recurrent"])
+        self.scan = TorchScan()
         self.conv_state = TorchConvState()
 
     def prepare(self, params: Mapping[str, Tensor | None]) -> Mapping[str, Tensor | None]:
@@ -51,8 +57,8 @@ class TorchProvider:
     def scratch_spec(
         self, interface: str, shapes: Mapping[str, Sequence[int]], max_batch: int, width: int
     ) -> Sequence[Scratch]:
-        """No tensors: verify is not offered."""
-        return ()
+        """Float32 tensors with room for `max_batch * width` tokens, and their parents."""
+        return scratch_of(interface, shapes, self._layouts, max_batch, width)
 
     def warmup(self) -> None:
         """Do nothing: nothing compiles."""

@@ -1,0 +1,101 @@
+"""Acceptance: verify and commit leave what plain decodes of the accepted path leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from hal.testing.compare import agree
+from hal.testing.rows import i32
+from hal.testing.verify_cases import VerifyCase, accept, tree
+
+if TYPE_CHECKING:
+    from hal.interfaces import Provider
+    from hal.testing.plan import Trial
+    from hal.testing.subject import Subject
+
+STEPS = (4, 1, 3, 1, 1, 4, 2)
+"""Drafts of the rows in a run of steps, some without any beside the newest token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Verify and commit of a provider, on CPU tensors."""
+
+    verify: Callable[..., Tensor]
+    commit: Callable[..., None]
+
+
+class Verification:
+    """Tests of the operations of speculation."""
+
+    def test_verify_and_commit_equal_the_accepted_path(
+        self, hal_subject: Subject, verify_trial: Trial
+    ) -> None:
+        """Parity over random acceptances; the committed state is only read by verify."""
+        served, provider = _served(hal_subject, verify_trial)
+        for seed in (0, 1):
+            case = _case(verify_trial, seed)
+            case.check(served, provider.scratch_spec, verify_trial.kind)
+
+    def test_every_acceptance_equals_so_many_decodes(
+        self, hal_subject: Subject, plain_verify_trial: Trial
+    ) -> None:
+        """commit of 0 writes nothing, of all tokens the state after the last."""
+        served, provider = _served(hal_subject, plain_verify_trial)
+        width = plain_verify_trial.settings["verify_width"]
+        case = _case(plain_verify_trial, 0)
+        for last in range(-1, width):
+            ends = [min(last, n - 1) if n else -1 for n in case.case.rows.lengths]
+            one = replace(case, last=i32(*ends))
+            one.check(served, provider.scratch_spec, plain_verify_trial.kind)
+
+    def test_steps_of_any_acceptance_and_without_drafts_do_not_drift(
+        self, hal_subject: Subject, plain_verify_trial: Trial
+    ) -> None:
+        """A run of steps carries no memory of what was accepted before."""
+        served, provider = _served(hal_subject, plain_verify_trial)
+        top = max(plain_verify_trial.offer.verify_widths)
+        first = plain_verify_trial.case([(1, "continue")], pads=0)
+        layer = {n: v for n, v in first.args.items() if n not in first.tokens}
+        state, exact = first.args["state"], first.args["state"].double()
+        for number, drafts in enumerate(STEPS, 1):
+            count = min(drafts, top)
+            own = plain_verify_trial.case([(count, "continue")], pads=0, seed=number)
+            rows = replace(first.rows, lengths=(count,))
+            bounds = {"query_start_loc": i32(0, count), "max_len": count}
+            case = replace(own, rows=rows, args={**own.args, **layer, **bounds})
+            step = VerifyCase.of(case, None, accept(rows, seed=number))
+            want, exact = replace(step, case=case.replace(state=exact)).expect()
+            mine = replace(step, case=case.replace(state=state))
+            got, _, state = mine.run(served, provider.scratch_spec)
+            limits = case.limits(plain_verify_trial.kind, number)
+            agree(case, got, {"state": state}, want, {"state": exact}, limits)
+
+    def test_zero_rows_verify_and_commit(
+        self, hal_subject: Subject, plain_verify_trial: Trial
+    ) -> None:
+        """A rank may verify with rows of no tokens, and nothing happens."""
+        served, provider = _served(hal_subject, plain_verify_trial)
+        case = plain_verify_trial.case([(0, "continue"), (0, "fork")], pads=2)
+        empty = VerifyCase.of(case, None, i32(-1, -1))
+        got, _, state = empty.run(served, provider.scratch_spec)
+        assert not got.any(), "pads are not zero"
+        assert torch.equal(state.nan_to_num(), case.args["state"].nan_to_num())
+
+
+def _served(subject: Subject, trial: Trial) -> tuple[Served, Provider]:
+    provider = subject.provider(trial.layouts)
+    commit = cast("Callable[..., None]", subject.call(trial, "commit"))
+    return Served(subject.call(trial), commit), provider
+
+
+def _case(trial: Trial, seed: int) -> VerifyCase:
+    """Drafts with random acceptances; their parents where trees are declared."""
+    case = trial.case(seed=seed)
+    parents = tree(case.rows, seed=seed) if trial.settings["verify"] == "tree" else None
+    return VerifyCase.of(case, parents, accept(case.rows, seed=seed))

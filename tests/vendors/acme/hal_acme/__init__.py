@@ -1,0 +1,1 @@
+"""Provider of `hal` for Acme accelerators."""

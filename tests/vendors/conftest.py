@@ -1,0 +1,3 @@
+"""Vendors' own tests run where the vendor is installed: tests/kit/test_vendor.py does that."""
+
+collect_ignore_glob = ["*/tests/*"]
