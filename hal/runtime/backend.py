@@ -90,13 +90,6 @@ class Backend:
         if step is None:
             raise StepOrderError("commit without a verify")
         last = last_tokens(step, accepted, tips, self.device)
-        missing = [
-            layer
-            for layer in self.selection.model.stateful_layers()
-            if layer.index not in self._layers
-        ]
-        if missing:
-            raise StepOrderError(f"commit: layers {[m.index for m in missing]} are not bound")
         for layer in self._layers.values():
             layer.commit(step, last)
         self._uncommitted = self._current.step = None

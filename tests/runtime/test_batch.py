@@ -166,3 +166,36 @@ def test_whatever_passes_has_distinct_targets_that_no_other_row_reads(data: st.D
     for i in live:
         others = {batch.dst[j] for j in live if j != i and batch.dst[j] >= 0}
         assert batch.src[i] not in others
+
+
+VERIFYING = Limits(
+    slots=8,
+    max_batch=4,
+    max_tokens=32,
+    modes=frozenset(Mode),
+    width=4,
+    tree=True,
+)
+
+
+def test_a_verify_row_is_no_wider_than_was_selected() -> None:
+    check(Batch(Mode.VERIFY, (4, 0), (9, 0), (1, 2), (1, 2)), VERIFYING)
+    wide = Batch(Mode.VERIFY, (2, 5), (9, 9), (1, 2), (1, 2))
+    assert refused(wide, VERIFYING) == "begin: row 1 verifies 5 tokens, the width is 4"
+
+
+def test_parents_come_before_their_children_one_list_a_row() -> None:
+    tree = Batch(Mode.VERIFY, (3, 2), (9, 9), (1, 2), (1, 2), parents=((-1, 0, 0), (-1, -1)))
+    check(tree, VERIFYING)
+    cases = {
+        ((-1, 0, 2), (-1, 0)): "begin: row 0: parent 2 of token 2 does not come before it",
+        ((-1, 0, -2), (-1, 0)): "begin: row 0: parent -2 of token 2 does not come before it",
+        ((-1, 0, 0), (-1,)): "begin: row 1 has 2 tokens, 1 parents",
+        ((-1, 0, 0),): "begin: 2 lengths, 1 entries in parents",
+    }
+    for parents, message in cases.items():
+        assert refused(replace(tree, parents=parents), VERIFYING) == message
+    chains = replace(VERIFYING, tree=False)
+    assert refused(tree, chains) == "begin: parents need a selection with Speculative(tree=True)"
+    stray = Batch(Mode.EXTEND, (1,), (9,), (1,), (1,), parents=((-1,),))
+    assert refused(stray, VERIFYING) == "begin: parents belong to VERIFY, not to EXTEND"

@@ -1,6 +1,7 @@
 """A small CPU backend whose pool is poisoned, and what a bound layer is to a test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,9 +20,22 @@ class Bound:
     alone: Callable[[list[Tensor]], Tensor]
 
 
+_OPTIONS: dict[str, object] = {}
+
+
+@contextmanager
+def selected_with(**options: object) -> Iterator[None]:
+    """Build the backends of this block with more options of `hal.select`."""
+    _OPTIONS.update(options)
+    try:
+        yield
+    finally:
+        _OPTIONS.clear()
+
+
 def backend_for(config: dict[str, object], slots: int = 6, **options: object) -> Backend:
     """A CPU backend whose pool is full of NaN, so that a stale read shows."""
-    selection = hal.select("cpu", config, **options)
+    selection = hal.select("cpu", config, **_OPTIONS, **options)
     backend = selection.backend(slots=slots, max_batch=8, max_tokens=256)
     poison(backend)
     return backend
