@@ -57,6 +57,7 @@ def _layer_needs(kind: Kind, dims: Dims | None, options: Options) -> Iterator[Re
         yield from _scan_needs(kind, dims, options)
     elif isinstance(dims, CcaDims):
         yield from _sidecar_needs(kind, options)
+        yield from _cca_needs(dims, options)
     elif dims is not None:
         bias = ("bias",) if dims.bias else ()
         conv = Requirement("conv", "", width=dims.W, activation="none", features=bias)
@@ -112,6 +113,13 @@ def _sidecar_needs(kind: Kind, options: Options) -> Iterator[Requirement]:
         yield _need(base, "commit", options)
     if options.prefix_cache is not False:
         yield _need(base, "track", options)
+
+
+def _cca_needs(dims: CcaDims, options: Options) -> Iterator[Requirement]:
+    """A convolution over the carry of both stages, and one of two taps, which is the delay."""
+    conv = Requirement("conv", "", activation="none")
+    yield from _conv_needs(replace(conv, width=dims.carry + 1, features=("bias",)), options)
+    yield from _conv_needs(replace(conv, width=2), options)
 
 
 def _phases(base: Requirement, options: Options) -> Iterator[Requirement]:

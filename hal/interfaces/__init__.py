@@ -1,9 +1,10 @@
 """The Protocols that a provider implements; importing them imports no torch.
 
-Every operation follows one row rule. Row i owns tokens `[query_start_loc[i], query_start_loc[i+1])`,
-starts from zeros if `src[i] < 0` else from `state[src[i]]`, and leaves its end state in
-`state[dst[i]]` if `dst[i] >= 0` and the row has tokens. A row without tokens is a no-op. Pad tokens
-(at or after `query_start_loc[B]`) and pad rows get exactly zero. Only addressed slots are written.
+Every operation follows one row rule. Row i owns the tokens from `query_start_loc[i]` up to
+`query_start_loc[i+1]`, starts from zeros if `src[i] < 0` else from `state[src[i]]`, and leaves
+its end state in `state[dst[i]]` if `dst[i] >= 0` and the row has tokens. A row without tokens is
+a no-op. Pad tokens (at or after `query_start_loc[B]`) and pad rows get exactly zero. Only
+addressed slots are written.
 
 B rows, T packed tokens, S slots including the reserved slot 0, C conv channels, W conv width,
 H and HV key and value heads, K and V their dims. `act` is the activation dtype.

@@ -36,7 +36,7 @@ class Gate:
 
 
 class DeltaRule(Protocol):
-    """Per row and value head h, with key head h // (HV/H), all in float32:
+    """The recurrence of a row and value head h, with key head h // (HV/H), all in float32.
 
     q' = K^-0.5 * l2(q), k' = l2(k), l2(x) = x / sqrt(sum(x*x) + 1e-6);
     S = S * exp(g); u = beta * (v - S k'); S = S + u k'^T; o = S q'.
@@ -44,7 +44,7 @@ class DeltaRule(Protocol):
     `state` f32 `[S, HV, V, K]` in layout "VK", `[S, HV, K, V]` in "KV". q, k `[T, H, K]`,
     v `[T, HV, V]`, result act `[T, HV, V]`, before any gated norm. With `gate=None`, a is g and b
     is beta already, float32 or act.
-    """  # noqa: D400 - the first line ends in the formula below it
+    """
 
     def prefill(
         self,
@@ -141,9 +141,9 @@ class DeltaRule(Protocol):
         norm_eps: float = 1e-6,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Equal `Conv.decode`, split and `decode` in one launch; mixed_qkv `[B, C]` before the conv.
+        """Equal `Conv.decode`, split and `decode` in one launch; mixed_qkv `[B, C]`, not convolved.
 
-        Where z `[B, HV, V]` is given the result is normed and gated: rms(o) * norm_weight * silu(z).
+        Where z `[B, HV, V]` is given the result is rms(o) * norm_weight * silu(z).
         """
         ...
 

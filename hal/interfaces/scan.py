@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 
 
 class Scan(Protocol):
-    """Mamba-2, per row and head h with group g = h // (H/G), all in float32:
+    """The recurrence of a row and head h, with group g = h // (H/G), all in float32.
 
     d = clamp(softplus(dt + dt_bias), dt_limit); S = S * exp(d * A) + (d * x) B[g]^T;
     y = S C[g] + D * x; y = y * silu(z) where z is given.
 
-    x, z act `[T, H, P]`, dt `[T, H]`, A f32 `[H]`, B and C `[T, G, N]`, D and dt_bias f32 `[H]`,
-    state f32 `[S, H, P, N]`. Mamba-1 runs the same per channel: x, z `[T, I]`, dt `[T, I]`,
-    A `[I, N]`, D and dt_bias `[I]`, state `[S, I, N]`. Lightning passes dt None (1) and A = -slope.
-    """  # noqa: D400 - the first line ends in the formula below it
+    That is Mamba-2: x, z act `[T, H, P]`, dt `[T, H]`, A f32 `[H]`, B and C `[T, G, N]`, D and
+    dt_bias f32 `[H]`, state f32 `[S, H, P, N]`. Mamba-1 runs the same per channel: x, z `[T, I]`,
+    dt `[T, I]`, A `[I, N]`, D and dt_bias `[I]`, state `[S, I, N]`. Lightning passes dt None (1)
+    and A = -slope.
+    """
 
     def prefill(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -10,8 +11,8 @@ from hal.binding import build
 from hal.errors import StepOrderError
 from hal.runtime.batch import Batch, Limits, Mode, check
 from hal.runtime.binder import Binder, Layer
-from hal.runtime.layers import Current
 from hal.runtime.pool import Pool
+from hal.runtime.seam import Current
 from hal.runtime.speculation import last_tokens
 from hal.runtime.step import make_step
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from hal.device import Device
     from hal.interfaces import Provider
     from hal.runtime.params import LayerParams
     from hal.runtime.step import Step
@@ -48,13 +50,16 @@ class Backend:
             raise ValueError(
                 f"backend: max_batch {max_batch}, max_tokens {max_tokens}: expected at least 1"
             )
-        index = selection.device.index if device_index is None else device_index
-        name = selection.device.type
+        place = selection.device
+        if device_index is not None:
+            place = replace(place, index=device_index)
         self.selection = selection
-        self.device = torch.device(name if index is None else f"{name}:{index}")
+        self.device = torch.device(
+            place.type if place.index is None else f"{place.type}:{place.index}"
+        )
         self.pool = Pool(selection.states, slots, self.device)
         self.limits = _limits(selection, slots, max_batch, max_tokens)
-        self._providers = _build_providers(selection)
+        self._providers = _build_providers(selection, place)
         self._current = Current()
         self._binder = Binder(selection, self._providers, self.pool, self._current, max_batch)
         self._layers: dict[int, Layer] = {}
@@ -94,6 +99,10 @@ class Backend:
             layer.commit(step, last)
         self._uncommitted = self._current.step = None
 
+    def end(self) -> None:
+        """End the step: no layer may run before the next `begin`. A commit is still owed."""
+        self._current.step = None
+
     def layer(self, layer_id: int, params: LayerParams) -> Layer:
         """Bind a layer's weights, checked against the model's dims; the provider lays them out."""
         self._layers[layer_id] = bound = self._binder.layer(layer_id, params)
@@ -105,11 +114,10 @@ class Backend:
             provider.warmup()
 
 
-def _build_providers(selection: Selection) -> dict[str, Provider]:
+def _build_providers(selection: Selection, place: Device) -> dict[str, Provider]:
     candidates = {choice.provider: choice.candidate for choice in selection.choices.values()}
     return {
-        name: build(candidate, selection.device, selection.layouts)
-        for name, candidate in candidates.items()
+        name: build(candidate, place, selection.layouts) for name, candidate in candidates.items()
     }
 
 

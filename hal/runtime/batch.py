@@ -1,10 +1,14 @@
 """A step as the engine states it on the host, and the checks that make it safe to run."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from operator import index
+from typing import Final, SupportsIndex
+
+LAST_POSITION: Final = 2**31 - 1
+"""Positions and lengths are int32 on the device."""
 
 NO_SLOT: Final = -1
 """How `hal` writes "no slot"; any negative id means it."""
@@ -44,6 +48,17 @@ class Batch:
     parents: Sequence[Sequence[int]] | None = None
     """In a VERIFY step of trees: for every token of a row its parent in the row, -1 the state."""
 
+    def __post_init__(self) -> None:
+        """Turn every entry into a plain integer, so that equal slots are seen to be equal.
+
+        Tensors and numpy arrays on the host are taken too; a float is a TypeError.
+        """
+        for name in ("lengths", "start", "src", "dst"):
+            object.__setattr__(self, name, _integers(getattr(self, name)))
+        object.__setattr__(self, "track", tuple(map(_integers, self.track)))
+        if self.parents is not None:
+            object.__setattr__(self, "parents", tuple(map(_integers, self.parents)))
+
     @property
     def rows(self) -> int:
         """How many rows, pads included."""
@@ -53,6 +68,10 @@ class Batch:
     def tokens(self) -> int:
         """How many packed tokens; every row of a DECODE step takes one, pads included."""
         return self.rows if self.mode is Mode.DECODE else sum(self.lengths)
+
+
+def _integers(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    return tuple(int(index(value)) for value in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,7 @@ def check(batch: Batch, limits: Limits) -> None:
     _check_mode(batch, limits)
     _check_sizes(batch, limits)
     _check_rows(batch)
+    _check_points(batch)
     _check_slots(batch, limits)
     _check_track(batch, limits)
     _check_drafts(batch, limits)
@@ -83,6 +103,8 @@ def check(batch: Batch, limits: Limits) -> None:
 
 
 def _check_mode(batch: Batch, limits: Limits) -> None:
+    if not isinstance(batch, Batch):
+        raise TypeError(f"begin: expected a Batch, got {type(batch).__name__}")
     if not isinstance(batch.mode, Mode):
         raise ValueError(f"Invalid forward mode: {batch.mode}")
     if batch.mode not in limits.modes:
@@ -109,12 +131,20 @@ def _check_rows(batch: Batch) -> None:
     ):
         if length < 0 or start < 0:
             raise ValueError(f"begin: row {row}: length {length}, start {start}: expected >= 0")
+        if start + length > LAST_POSITION:
+            raise ValueError(f"begin: row {row} ends at {start + length}, beyond {LAST_POSITION}")
         if src < 0 and start > 0 and length > 0:
             raise ValueError(f"begin: row {row} starts at {start} without a src slot")
         if batch.mode is Mode.IDLE and length:
             raise ValueError(f"begin: row {row} has {length} tokens in an IDLE step")
         if batch.mode is Mode.DECODE and length != 1 and (length or src >= 0 or dst >= 0):
             raise ValueError(f"begin: row {row} has {length} tokens in a DECODE step, expected 1")
+
+
+def _check_points(batch: Batch) -> None:
+    for point in batch.track:
+        if len(point) != 3:
+            raise ValueError(f"begin: track point {point}, expected (row, position, slot)")
 
 
 def _check_slots(batch: Batch, limits: Limits) -> None:
@@ -138,6 +168,8 @@ def _check_track(batch: Batch, limits: Limits) -> None:
             raise ValueError(
                 f"begin: track point (row {row}, count {count}), row {row} has {length} tokens"
             )
+        if batch.mode is Mode.DECODE and batch.dst[row] < 0:
+            raise ValueError(f"begin: track point of row {row}, which has no dst to copy from")
         if position % limits.track:
             raise ValueError(
                 f"begin: track point (row {row}, position {position}) "

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
 
-from hal.errors import HalError
+from hal.errors import ProviderError
 from hal.model.spec import CcaDims, DeltaDims, ScanDims, ShortConvDims
+from hal.runtime.bound_conv import BoundConv
+from hal.runtime.cca import Cca, CcaWeights
 from hal.runtime.cca_layer import CcaLayer
-from hal.runtime.layers import BoundConv, Current, DeltaLayer, Draft, ShortConvLayer
+from hal.runtime.layers import DeltaLayer, ShortConvLayer
+from hal.runtime.operators import OperatorConv, OperatorDelta, Operators, operators
+from hal.runtime.param_checks import check_cca, check_delta, check_scan, check_weight
 from hal.runtime.params import CcaParams, DeltaParams, LayerParams, ScanParams, ShortConvParams
 from hal.runtime.scan_layer import ScanLayer
+from hal.runtime.seam import Current, Draft
 from hal.sharding import shard
 from hal_registry import interface_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from hal.interfaces import Conv, ConvState, DeltaRule, Provider, Scan
@@ -69,6 +73,7 @@ class Binder:
         return shard(layer.dims, self.selection.options.tp.size)
 
     def _delta(self, layer_id: int, dims: DeltaDims, params: DeltaParams) -> DeltaLayer:
+        check_delta(layer_id, dims, params, self.selection.options.ready_gates)
         offers = [
             self.selection.choices[op].candidate.manifest.offers[op].gates
             for op in ("delta_rule.prefill", "delta_rule.decode", "delta_rule.verify")
@@ -77,7 +82,7 @@ class Binder:
         return DeltaLayer(
             self.current,
             dims,
-            params,
+            _detached(params),
             self._conv(layer_id, params.conv_weight, params.conv_bias, dims.W, "silu"),
             cast("DeltaRule", self._interface("delta_rule.prefill")),
             cast("DeltaRule", self._interface("delta_rule.decode")),
@@ -85,6 +90,7 @@ class Binder:
             fuses_gate=all(dims.gate.value in gates for gates in offers),
             verify=cast("DeltaRule | None", self._verifier("delta_rule")),
             draft=self._draft(layer_id, "delta_rule"),
+            compiled=OperatorDelta(self._operators("delta_rule")),
         )
 
     def _short_conv(
@@ -95,11 +101,9 @@ class Binder:
         return ShortConvLayer(self.current, layer_id, dims, conv, sidecar)
 
     def _scan(self, layer_id: int, dims: ScanDims, params: ScanParams) -> ScanLayer:
-        _check_rates(layer_id, dims, params)
+        check_scan(layer_id, dims, params)
         conv = None
-        if dims.W:
-            if params.conv_weight is None:
-                raise ValueError(f"layer {layer_id}: conv weight is missing, width is {dims.W}")
+        if dims.W and params.conv_weight is not None:
             conv = self._conv(layer_id, params.conv_weight, params.conv_bias, dims.W, "silu")
         return ScanLayer(
             self.current,
@@ -109,24 +113,54 @@ class Binder:
             cast("Scan", self._interface("scan.prefill")),
             cast("Scan", self._interface("scan.decode")),
             self.pool.tensors(layer_id)["scan"],
-            -params.A_log.float().exp(),
+            -params.A_log.detach().float().exp(),
+            self._dtype(),
             cast("Scan | None", self._verifier("scan")),
             self._draft(layer_id, "scan"),
         )
 
     def _cca(self, layer_id: int, dims: CcaDims, params: CcaParams) -> CcaLayer:
-        channels = (dims.channels,)
-        for name, tensor, shape in (
-            ("depthwise weight", params.depthwise_weight, (*channels, dims.time0)),
-            ("depthwise bias", params.depthwise_bias, channels),
-            ("grouped weight", params.grouped_weight, (*channels, dims.D, dims.time1)),
-            ("grouped bias", params.grouped_bias, channels),
-        ):
-            if tensor is not None:
-                _check_shape(layer_id, name, tensor, shape)
-        sidecar = cast("ConvState", self._interface("conv_state.step"))
-        layout = self.pool.spec(layer_id, "conv").layout
-        return CcaLayer(self.current, layer_id, dims, params, sidecar, layout)
+        check_cca(layer_id, dims, params)
+        weights = self._cca_weights(layer_id, dims, params)
+        held, layout = self.pool.tensors(layer_id), self.pool.spec(layer_id, "conv").layout
+
+        def over(operation: str) -> Cca:
+            conv = cast("Conv", self._interface(operation))
+            return Cca(conv, weights, held["conv"], held["hidden"], layout)
+
+        prefill = over("conv.prefill")
+        windows = (prefill.window, prefill.hidden_window())
+        draft, hidden_draft = (self._draft(layer_id, "conv", {"conv": each}) for each in windows)
+        return CcaLayer(
+            self.current,
+            layer_id,
+            dims,
+            cast("ConvState", self._interface("conv_state.step")),
+            prefill,
+            over("conv.decode"),
+            over("conv.verify") if draft is not None else None,
+            draft,
+            hidden_draft,
+        )
+
+    def _cca_weights(self, layer_id: int, dims: CcaDims, params: CcaParams) -> CcaWeights:
+        """The composition's weights, those of its convolutions as their provider lays them out."""
+        weights = CcaWeights.of(
+            params.depthwise_weight,
+            params.depthwise_bias,
+            params.grouped_weight,
+            params.grouped_bias,
+            dims.hidden,
+        )
+        stages = [
+            self._prepared(layer_id, shifted, weights.depthwise_bias) for shifted in weights.shifted
+        ]
+        return replace(
+            weights,
+            shifted=tuple(weight for weight, _ in stages),
+            depthwise_bias=stages[0][1],
+            delay=self._prepared(layer_id, weights.delay, None)[0],
+        )
 
     def _conv(
         self,
@@ -137,37 +171,68 @@ class Binder:
         activation: str | None,
     ) -> BoundConv:
         channels = sum(size for _, size, _ in self.pool.spec(layer_id, "conv").segments)
-        _check_shape(layer_id, "conv weight", weight, (channels, width))
-        if bias is not None:
-            _check_shape(layer_id, "conv bias", bias, (channels,))
-        provider = self.providers[self.selection.choices["conv.prefill"].provider]
-        laid_out = provider.prepare({"conv_weight": weight, "conv_bias": bias})
-        prepared = laid_out["conv_weight"]
-        if prepared is None:
-            raise HalError(f"layer {layer_id}: the provider's prepare lost conv_weight")
+        check_weight(layer_id, "conv weight", weight, (channels, width))
+        check_weight(layer_id, "conv bias", bias, (channels,))
         return BoundConv(
             cast("Conv", self._interface("conv.prefill")),
             cast("Conv", self._interface("conv.decode")),
-            prepared,
-            laid_out["conv_bias"],
+            *self._prepared(layer_id, weight, bias),
             self.pool.tensors(layer_id)["conv"],
             activation,
+            self._dtype(),
             cast("Conv | None", self._verifier("conv")),
             self._draft(layer_id, "conv"),
+            OperatorConv(self._operators("conv")),
         )
+
+    def _prepared(
+        self, layer_id: int, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """A convolution's weight and bias as the provider lays them out."""
+        provider = self.providers[self.selection.choices["conv.prefill"].provider]
+        given = {"conv_weight": weight.detach(), "conv_bias": _detach(bias)}
+        laid_out = provider.prepare(given)
+        returned: object = laid_out
+        if not isinstance(returned, Mapping) or laid_out.keys() != given.keys():
+            raise ProviderError(
+                f"layer {layer_id}: prepare gave {laid_out!r}, expected {sorted(given)}"
+            )
+        prepared = laid_out["conv_weight"]
+        if prepared is None:
+            raise ProviderError(f"layer {layer_id}: prepare lost conv_weight")
+        return prepared, laid_out["conv_bias"]
+
+    def _dtype(self) -> torch.dtype:
+        """The activation dtype that the selection was made for."""
+        found: torch.dtype = getattr(torch, self.selection.dtype)
+        return found
+
+    def _operators(self, interface: str) -> dict[str, Operators]:
+        """The registered operators of prefill and decode, whose providers may differ."""
+        found = {}
+        for verb in ("prefill", "decode"):
+            name = self.selection.choices[f"{interface}.{verb}"].provider
+            place = str(self.pool.device)
+            found[verb] = operators(name, place, self.selection.layouts, self.providers[name])
+        return found
 
     def _verifier(self, interface: str) -> object | None:
         """Who verifies, where speculation was selected."""
         operation = f"{interface}.verify"
         return self._interface(operation) if operation in self.selection.choices else None
 
-    def _draft(self, layer_id: int, interface: str) -> Draft | None:
-        """The scratch of one operation of one layer, just as its provider asks for it."""
+    def _draft(
+        self, layer_id: int, interface: str, states: Mapping[str, Tensor] | None = None
+    ) -> Draft | None:
+        """The scratch of one operation, just as its provider asks for it.
+
+        It is of the layer's states, or of the given ones where an operation runs on each of them.
+        """
         speculative = self.selection.options.speculative
         if speculative is None:
             return None
         provider = self.providers[self.selection.choices[f"{interface}.verify"].provider]
-        tensors = self.pool.tensors(layer_id)
+        tensors = self.pool.tensors(layer_id) if states is None else states
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
         wanted = provider.scratch_spec(interface, shapes, self.max_batch, speculative.width)
         device = next(iter(tensors.values())).device
@@ -181,31 +246,21 @@ class Binder:
     def _interface(self, operation: str) -> object:
         """The provider's object that serves an operation."""
         provider = self.providers[self.selection.choices[operation].provider]
-        by_name: Mapping[str, object] = {
-            "conv": provider.conv,
-            "conv_state": provider.conv_state,
-            "delta_rule": provider.delta_rule,
-            "scan": provider.scan,
-        }
-        return by_name[interface_of(operation)]
+        served: object = getattr(provider, interface_of(operation))
+        return served
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.float()
+    return None if tensor is None else tensor.detach().float()
 
 
-def _check_rates(layer_id: int, dims: ScanDims, params: ScanParams) -> None:
-    """Mamba-1 has a rate for each channel and state, the others one a head."""
-    by_channel = dims.dt_rank is not None
-    count = dims.I if by_channel else dims.H
-    _check_shape(layer_id, "A_log", params.A_log, (count, dims.N) if by_channel else (count,))
-    for name, tensor in (("D", params.D), ("dt_bias", params.dt_bias)):
-        if tensor is not None:
-            _check_shape(layer_id, name, tensor, (count,))
+def _detach(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
 
 
-def _check_shape(layer_id: int, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(
-            f"layer {layer_id}: {name} is {list(tensor.shape)}, expected {list(shape)}"
-        )
+def _detached(params: DeltaParams) -> DeltaParams:
+    """The same weights without their graphs, which a state would otherwise keep alive."""
+    gate = params.gate
+    if gate is not None:
+        gate = replace(gate, A_log=gate.A_log.detach(), dt_bias=gate.dt_bias.detach())
+    return replace(params, gate=gate, norm_weight=_detach(params.norm_weight))

@@ -4,13 +4,14 @@ Raw q and k rows pass a depthwise and then a grouped convolution with one carry 
 the grouped stage reads the depthwise outputs of the `t1 - 1` tokens before it, which need raw rows
 as far back as the whole carry. So the depthwise stage runs once for each of the grouped taps, over
 the whole window, with its taps shifted: rows, fresh starts, trees, pads and the window's writes are
-the convolution's, and a fresh row's earlier outputs are the stage's bias.
+the convolution's, and a fresh row's earlier outputs are the stage's bias. The hidden state before
+is a convolution of two taps, of which the older one counts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import torch
 from torch.nn.functional import pad
@@ -25,19 +26,24 @@ if TYPE_CHECKING:
     Run = Callable[[Tensor, Tensor, Tensor | None, Tensor, bool], Tensor]
     """Convolves x with weight and bias on a state; True where the call may leave a window."""
 
+LAYOUTS: Final = ("CW", "WC")
+"""Layouts of the window that the composition reads and writes."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CcaWeights:
     """Both stages laid out once, at bind.
 
     `shifted` holds the depthwise weight `[C, W]` for each grouped tap, W = t0 + t1 - 1, the newest
-    last; `mix` is the grouped weight `[t1, groups, D, D]` (input, output), float32.
+    last; `mix` is the grouped weight `[t1, groups, D, D]` (input, output), float32; `delay` is
+    `[hidden, 2]`, the weight that picks the token before.
     """
 
     shifted: tuple[Tensor, ...]
     depthwise_bias: Tensor | None
     mix: Tensor
     grouped_bias: Tensor | None
+    delay: Tensor
 
     @classmethod
     def of(
@@ -46,6 +52,7 @@ class CcaWeights:
         depthwise_bias: Tensor | None,
         grouped: Tensor,
         grouped_bias: Tensor | None,
+        hidden: int,
     ) -> Self:
         """Lay out depthwise `[C, t0]` and grouped `[C, D, t1]`; biases are `[C]` or None."""
         (channels, _), (outputs, inner, width) = depthwise.shape, grouped.shape
@@ -54,10 +61,12 @@ class CcaWeights:
                 f"cca: depthwise has {channels} channels, "
                 f"grouped has {outputs} in groups of {inner}"
             )
+        depthwise, grouped = depthwise.detach(), grouped.detach()
         shifted = tuple(pad(depthwise, (tap, width - 1 - tap)) for tap in range(width))
         mix = grouped.float().view(-1, inner, inner, width).permute(3, 0, 2, 1).contiguous()
-        bias = None if grouped_bias is None else grouped_bias.float()
-        return cls(shifted, depthwise_bias, mix, bias)
+        bias = None if grouped_bias is None else grouped_bias.detach().float()
+        delay = depthwise.new_tensor((1.0, 0.0)).repeat(hidden, 1)
+        return cls(shifted, depthwise_bias, mix, bias, delay)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +84,13 @@ class Cca:
     window: Tensor
     hidden: Tensor
     layout: str = "CW"
+
+    def __post_init__(self) -> None:
+        """Refuse a ring: the hidden state has one row, and a ring of one input takes two."""
+        if self.layout not in LAYOUTS:
+            raise ValueError(
+                f"cca: the window's layout is {self.layout!r}, expected {' or '.join(LAYOUTS)}"
+            )
 
     def prefill(
         self,
@@ -103,16 +119,22 @@ class Cca:
     def decode(
         self, r: Tensor, h: Tensor, src: Tensor, dst: Tensor, start: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run one token a row, as rows of one token; a row with neither slot is padding.
+        """Run one token a row; a row with neither slot is padding.
 
-        The stages before the last leave no window, and `Conv.decode` would take a fresh row that
-        leaves none for padding.
+        The stages before the last leave no window, and `Conv.decode` takes a fresh row that leaves
+        none for padding. Their newest tap is zero, so that such a row's output is the bias.
         """
-        bounds = torch.arange(r.shape[0] + 1, dtype=torch.int32, device=r.device)
-        found = self.prefill(r, h, src, dst, start, bounds, 1)
-        pads = (src < 0) & (dst < 0)
-        q_k, delayed = (_clear(tensor, pads) for tensor in found)
-        return q_k, delayed
+        none, fresh = torch.full_like(dst, -1), (src < 0).unsqueeze(1)
+
+        def run(
+            x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, last: bool
+        ) -> Tensor:
+            y = self.conv.decode(x, weight, bias, state, src, dst if last else none, start)
+            if last:
+                return y
+            return torch.where(fresh, 0 if bias is None else bias.to(y.dtype), y)
+
+        return self._compose(run, r, h, (src < 0) & (dst < 0))
 
     def verify(
         self,
@@ -152,9 +174,9 @@ class Cca:
         """Write both states after the path to row-relative token `last` (-1: write nothing)."""
         index = (src, dst, start, query_start_loc, last)
         self.conv.commit(self.window, scratch[0], *index)
-        self.conv.commit(self._hidden_window(), scratch[1], *index)
+        self.conv.commit(self.hidden_window(), scratch[1], *index)
 
-    def _hidden_window(self) -> Tensor:
+    def hidden_window(self) -> Tensor:
         """The previous hidden state as a window of one input."""
         return self.hidden.unsqueeze(-1 if self.layout == "CW" else 1)
 
@@ -169,8 +191,7 @@ class Cca:
             raise ValueError("cca: the grouped stage has no taps")
         if weights.grouped_bias is not None:
             mixed = mixed.add_(weights.grouped_bias)
-        before = h.new_tensor((1.0, 0.0)).expand(h.shape[1], 2)
-        delayed = run(h, before, None, self._hidden_window(), True)
+        delayed = run(h, weights.delay, None, self.hidden_window(), True)
         return _clear(mixed.to(r.dtype), pads), delayed
 
 

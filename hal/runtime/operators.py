@@ -56,9 +56,9 @@ class Operators:
 _REGISTERED: Final[dict[str, Operators]] = {}
 
 
-def operators(name: str, layouts: Mapping[str, str], provider: Provider) -> Operators:
-    """Register a provider's operations once for its name and layouts."""
-    words = [name, *(layouts[state] for state in sorted(layouts))]
+def operators(name: str, device: str, layouts: Mapping[str, str], provider: Provider) -> Operators:
+    """Register a provider's operations once for its name, device and layouts."""
+    words = [name, device, *(layouts[state] for state in sorted(layouts))]
     namespace = "hal_" + re.sub(r"\W", "_", "_".join(words))
     if namespace not in _REGISTERED:
         _REGISTERED[namespace] = _register(namespace, provider)
@@ -132,9 +132,9 @@ def _flat(gate: Gate | None) -> tuple[str, Tensor | None, Tensor | None, float |
 class OperatorConv:
     """A `Conv` whose calls are operators; `out` stays with the provider's own methods."""
 
-    def __init__(self, found: Operators) -> None:
-        self._prefill = found.get("conv_prefill")
-        self._decode = found.get("conv_decode")
+    def __init__(self, found: Mapping[str, Operators]) -> None:
+        self._prefill = found["prefill"].get("conv_prefill")
+        self._decode = found["decode"].get("conv_decode")
 
     def prefill(
         self,
@@ -175,9 +175,9 @@ class OperatorConv:
 class OperatorDelta:
     """A `DeltaRule` whose prefill and decode are operators."""
 
-    def __init__(self, found: Operators) -> None:
-        self._prefill = found.get("delta_rule_prefill")
-        self._decode = found.get("delta_rule_decode")
+    def __init__(self, found: Mapping[str, Operators]) -> None:
+        self._prefill = found["prefill"].get("delta_rule_prefill")
+        self._decode = found["decode"].get("delta_rule_decode")
 
     def prefill(
         self,

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Final, NewType
 
 import torch
@@ -28,6 +29,7 @@ class Pool:
         if slots < 1:
             raise ValueError(f"pool: {slots} slots, expected at least 1")
         self.slots = slots
+        self.device = device
         self.states = tuple(states)
         self._tensors: dict[int, dict[str, Tensor]] = {}
         for spec in states:
@@ -71,7 +73,7 @@ class Pool:
 
     def free(self, slots: Iterable[Slot]) -> None:
         """Take slots back; one that is not in use, or is named twice, is an error."""
-        given = list(slots)
+        given = [Slot(index(slot)) for slot in slots]
         stray = sorted({s for s in given if s not in self._used or given.count(s) > 1})
         if stray:
             raise ValueError(f"pool: free of slots {stray}, which are not in use exactly once")

@@ -73,7 +73,7 @@ def check_request(prompt: int, max_new_tokens: int, max_len: int) -> None:
     """Refuse a prompt of a length that could never be served, and a request for no token."""
     if prompt < 1:
         raise RequestError("the prompt has no tokens, expected at least 1")
-    if max_new_tokens < 1:
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise RequestError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
     if prompt >= max_len:
         raise RequestError(

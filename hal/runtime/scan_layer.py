@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 from hal.runtime.batch import Mode
 from hal.runtime.gates import grouped_norm
-from hal.runtime.layers import failed, verifier
+from hal.runtime.seam import check_act, check_once, check_tokens, failed, verifier
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from hal.interfaces import Scan
     from hal.model.spec import ScanDims
-    from hal.runtime.layers import BoundConv, Current, Draft
+    from hal.runtime.bound_conv import BoundConv
     from hal.runtime.params import ScanParams
+    from hal.runtime.seam import Current, Draft
     from hal.runtime.step import Step
 
 
@@ -37,12 +39,18 @@ class ScanLayer:
     decode: Scan
     state: Tensor
     A: Tensor
+    dtype: torch.dtype
     verify: Scan | None = None
     draft: Draft | None = None
+    ran: Step | None = None
 
     def __call__(self, mixed: Tensor, dt: Tensor, z: Tensor | None = None) -> Tensor:
         """Conv, split, scan, and the gated norm or the gate inside the scan where z is given."""
         dims, tokens = self.dims, mixed.shape[0]
+        check_tokens("mixed", mixed, (tokens, dims.I + 2 * dims.G * dims.N))
+        check_tokens("dt", dt, (tokens, dims.H))
+        if z is not None:
+            check_tokens("z", z, (tokens, dims.I))
         sizes = (dims.I, dims.G * dims.N, dims.G * dims.N)
         x, B, C = self.conv(mixed).split_with_sizes(sizes, dim=-1)
         heads = (tokens, dims.H, dims.P)
@@ -100,23 +108,31 @@ class ScanLayer:
         self, x: Tensor, dt: Tensor | None, B: Tensor, C: Tensor, z: Tensor | None = None
     ) -> Tensor:
         """The recurrence alone, D skip and z included; dt is raw, its bias is the layer's."""
-        step, params, limit = self.current.get(), self.params, self.dims.dt_limit
-        D, bias, soft = params.D, params.dt_bias, dt is not None
+        step = self.current.get()
+        check_act("x", x, self.dtype)
         if step.mode is Mode.VERIFY:
             return self._verify(x, dt, B, C, z, step)
+        check_once(self.ran, step, "the scan")
         try:
-            if step.mode is Mode.DECODE:
-                return self.decode.decode(
-                    x, dt, self.A, B, C, D, bias, z, self.state, step.src, step.dst,
-                    dt_limit=limit, dt_softplus=soft,
-                )  # fmt: skip
-            return self.prefill.prefill(
-                x, dt, self.A, B, C, D, bias, z, self.state, step.src, step.dst,
-                step.query_start_loc, step.max_len,
-                dt_limit=limit, dt_softplus=soft, track=step.track,
-            )  # fmt: skip
+            out = self._run(x, dt, B, C, z, step)
         except RuntimeError as error:
             raise failed("scan", error, x, B, C, self.state) from error
+        self.ran = step
+        return out
+
+    def _run(
+        self, x: Tensor, dt: Tensor | None, B: Tensor, C: Tensor, z: Tensor | None, step: Step
+    ) -> Tensor:
+        params, limit, soft = self.params, self.dims.dt_limit, dt is not None
+        rest = (B, C, params.D, params.dt_bias, z, self.state, step.src, step.dst)
+        if step.mode is Mode.DECODE:
+            out = self.decode.decode(x, dt, self.A, *rest, dt_limit=limit, dt_softplus=soft)
+            step.track_decode(self.state)
+            return out
+        rows = (step.query_start_loc, step.max_len)
+        return self.prefill.prefill(
+            x, dt, self.A, *rest, *rows, dt_limit=limit, dt_softplus=soft, track=step.track
+        )
 
     def _verify(
         self, x: Tensor, dt: Tensor | None, B: Tensor, C: Tensor, z: Tensor | None, step: Step

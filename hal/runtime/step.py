@@ -30,6 +30,14 @@ class Step:
     lengths: tuple[int, ...] = ()
     parents: Tensor | None = None
     """i32 `[T]` in a VERIFY step of trees, row-relative; None for chains."""
+    copies: tuple[Tensor, Tensor] | None = None
+    """In a DECODE step the slots to copy from and to, once the tracked rows have moved on."""
+
+    def track_decode(self, state: Tensor) -> None:
+        """Keep the tracked rows' new states; no other row writes or reads the slots."""
+        if self.copies is not None:
+            sources, targets = self.copies
+            state[targets] = state[sources]
 
     def clear_pads(self, out: Tensor) -> Tensor:
         """Zero what belongs to no row, in place: 0 * NaN in a gate would have left NaN there."""
@@ -44,8 +52,8 @@ def make_step(batch: Batch, device: torch.device) -> Step:
     """Pack a checked batch; rows without tokens get no slots, so that nothing can address them."""
     rows, lengths = batch.rows, _lengths(batch)
     starts = [0, *accumulate(lengths)]
-    src = [s if n else NO_SLOT for s, n in zip(batch.src, batch.lengths, strict=True)]
-    dst = [s if n else NO_SLOT for s, n in zip(batch.dst, batch.lengths, strict=True)]
+    src = [max(s, NO_SLOT) if n else NO_SLOT for s, n in zip(batch.src, batch.lengths, strict=True)]
+    dst = [max(s, NO_SLOT) if n else NO_SLOT for s, n in zip(batch.dst, batch.lengths, strict=True)]
     points = [(row, pos - batch.start[row], slot) for row, pos, slot in batch.track if slot >= 0]
     parents = list(chain.from_iterable(batch.parents or ()))
     flat = list(chain(starts, src, dst, batch.start, chain.from_iterable(points), parents))
@@ -65,7 +73,18 @@ def make_step(batch: Batch, device: torch.device) -> Step:
         (src_ids < 0) & (dst_ids < 0) if _has_pads(batch) else None,
         tuple(lengths),
         links if batch.parents is not None else None,
+        _copies(batch, points, device),
     )
+
+
+def _copies(
+    batch: Batch, points: list[tuple[int, int, int]], device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    if batch.mode is not Mode.DECODE or not points:
+        return None
+    slots = [[batch.dst[row] for row, _, _ in points], [slot for _, _, slot in points]]
+    sources, targets = torch.tensor(slots, dtype=torch.long).to(device)
+    return sources, targets
 
 
 def _has_pads(batch: Batch) -> bool:

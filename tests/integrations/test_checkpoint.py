@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from hal.errors import WeightsError
-from hal.integrations.transformers.checkpoint import INDEX, PICKLES, SINGLE, inspect_folder
+from hal.integrations.transformers.checkpoint import PICKLES, inspect_folder
+from hal.weights import INDEX, SINGLE, WeightBytes, weight_bytes
 
 TENSORS = {"a.weight": torch.ones(3, 5), "b.bias": torch.zeros(7, dtype=torch.bfloat16)}
 
@@ -89,12 +90,34 @@ def header(text: bytes) -> bytes:
         header(b'{"a": 1}'),
         header(b'{"a": {"data_offsets": []}}'),
         header(b'{"a": {"data_offsets": [0, "x"]}}'),
+        *(
+            header(b'{"a": {"data_offsets": [%s]}}' % offsets)
+            for offsets in (
+                b"400000000000, 0",
+                b"1, 0",
+                b"-1, 0",
+                b"false, true",
+                b"0, 1e308",
+                b"0, 0.0",
+                b"0, null",
+                b"0",
+                b"0, 0, 0",
+                b"0, 1" + b"0" * 400,
+                b"0, 1" + b"0" * 5000,
+                b"0, 400000000000",
+                b"[" * 100_000,
+            )
+        ),
+        header(b"[" * 100_000),
+        header(b'{"a": ' * 100_000),
     ],
 )
 def test_a_bad_header_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / SINGLE).write_bytes(content)
-    with pytest.raises(WeightsError, match=r"corrupt|not a safetensors file"):
-        inspect_folder(tmp_path)
+    for read in (inspect_folder, weight_bytes):
+        with pytest.raises(WeightsError, match=r"corrupt|not a safetensors file") as caught:
+            read(tmp_path)
+        assert len(str(caught.value)) < 300 + len(str(tmp_path))
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -115,12 +138,53 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         '{"weight_map": {"a": "../model.safetensors"}}',
         '{"weight_map": {"a": "/etc/passwd"}}',
         '{"weight_map": {"a": {}}}',
+        '{"weight_map": {"a": "."}}',
+        '{"weight_map": {"a": "sub/x.safetensors"}}',
+        '{"weight_map": {"a": ""}}',
+        '{"weight_map": {"a": null}}',
+        "[" * 100_000,
+        '{"weight_map":' * 100_000,
     ],
 )
 def test_an_index_that_is_none_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / INDEX).write_text(index)
-    with pytest.raises(WeightsError, match="download it again"):
-        inspect_folder(tmp_path)
+    for read in (inspect_folder, weight_bytes):
+        with pytest.raises(WeightsError, match="download"):
+            read(tmp_path)
+
+
+def test_the_single_file_goes_before_an_index(tmp_path: Path) -> None:
+    """As transformers loads them; the plan counts what is loaded."""
+    sharded(tmp_path)
+    file = single(tmp_path)
+    save_file({"a.weight": torch.ones(2)}, file)
+    assert inspect_folder(tmp_path).files == (file,)
+    assert weight_bytes(tmp_path) == WeightBytes(8)
+
+
+def test_the_plan_counts_what_is_loaded(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    save_file(TENSORS, tmp_path / "consolidated.safetensors")
+    assert weight_bytes(tmp_path) == WeightBytes(3 * 5 * 4 + 7 * 2)
+    (tmp_path / INDEX).unlink()
+    assert weight_bytes(tmp_path) is None
+
+
+@settings(max_examples=200)
+@given(first=st.integers(-3, 40), last=st.integers(-3, 40), size=st.integers(0, 40))
+def test_offsets_lie_within_the_file(
+    tmp_path_factory: pytest.TempPathFactory, first: int, last: int, size: int
+) -> None:
+    folder = tmp_path_factory.mktemp("offsets")
+    content = header(b'{"a": {"data_offsets": [%d, %d]}}' % (first, last)) + bytes(size)
+    (folder / SINGLE).write_bytes(content)
+    if 0 <= first <= last == size:
+        assert inspect_folder(folder).bytes == len(content)
+        assert weight_bytes(folder) == WeightBytes(last - first)
+    else:
+        for read in (inspect_folder, weight_bytes):
+            with pytest.raises(WeightsError, match="download it again"):
+                read(folder)
 
 
 @pytest.mark.parametrize("pattern", PICKLES)

@@ -151,3 +151,21 @@ def test_what_never_becomes_a_character_is_shown_at_the_end() -> None:
     assert [stream.push(token) for token in b"a\xe2\x82"] == ["a", "", ""]
     assert stream.end() == "\ufffd"
     assert stream.end() == ""
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"ids": [1, 2]}\n{"ids": [3]}\n')
+    assert [prompt.ids for prompt in read_prompts(file)] == [(1, 2), (3,)]
+
+
+def test_a_deeply_nested_json_line_is_refused_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"ids": [1]}\n' + "[" * 100_000)
+    with pytest.raises(RequestError, match=rf"{file}:2 is not JSON"):
+        list(read_prompts(file))
+
+
+def test_half_of_a_surrogate_pair_is_refused_with_its_place() -> None:
+    with pytest.raises(RequestError, match="lone surrogate at character 2"):
+        encode(Prompt("ab\ud800", None, "here"), Bytes())

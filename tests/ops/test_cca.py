@@ -1,5 +1,6 @@
 """CCA: the oracle equals ZAYA's module, and the composition from `Conv` equals the oracle."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ class Inputs:
         """The composition over copies of the pools."""
         provider = TorchProvider("cpu", {"layouts": {"conv": self.layout}})
         pools = clone_view(self.window), clone_view(self.hidden)
-        return Cca(provider.conv, CcaWeights.of(*self.stages), *pools, self.layout)
+        return Cca(provider.conv, CcaWeights.of(*self.stages, HIDDEN), *pools, self.layout)
 
     def expect(self, *, decode: bool = False, **options: Any) -> tuple[torch.Tensor, ...]:
         """What the oracle says."""
@@ -281,6 +282,46 @@ def test_verify_and_commit_equal_the_prefill_of_every_path(
 
 def test_stages_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="cca: depthwise") as caught:
-        CcaWeights.of(torch.zeros(12, 2), None, torch.zeros(10, 4, 2), None)
+        CcaWeights.of(torch.zeros(12, 2), None, torch.zeros(10, 4, 2), None, 6)
     text = "cca: depthwise has 12 channels, grouped has 10 in groups of 4"
     assert str(caught.value) == text
+
+
+def test_a_ring_is_refused() -> None:
+    inputs = Inputs(TOKENS)
+    with pytest.raises(ValueError, match="cca: the window's layout is 'ring', expected CW or WC"):
+        replace(inputs.bind(), layout="ring")
+
+
+class Watched:
+    """A convolution that notes which of its operations was called."""
+
+    def __init__(self, conv: Any) -> None:
+        self._conv, self.seen = conv, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.seen.add(name)
+        return getattr(self._conv, name)
+
+
+def test_decode_takes_the_providers_decode_alone() -> None:
+    """That is the operation whose offer says that it may be captured."""
+    inputs = Inputs(TOKENS)
+    bound = inputs.bind()
+    watched = Watched(bound.conv)
+    replace(bound, conv=watched).decode(inputs.r, inputs.h, **inputs.slots)
+    assert watched.seen == {"decode"}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("widths", [(2, 2), (3, 4)])
+def test_decode_of_fresh_rows_equals_their_prefill(widths: tuple[int, int], bias: bool) -> None:
+    """A stage that leaves no window may not take them for padding."""
+    rows = make_rows([(1, "fresh"), (1, "continue"), (1, "fresh"), (1, "fork")], seed=5)
+    inputs = Inputs(rows, widths=widths, bias=bias)
+    decoded, prefilled = inputs.bind(), inputs.bind()
+    got = decoded.decode(inputs.r, inputs.h, **inputs.slots)
+    want = prefilled.prefill(inputs.r, inputs.h, **inputs.slots, **inputs.bounds)
+    assert worst(got[0], want[0].double(), 0) <= 1e-6
+    assert torch.equal(got[1], want[1])
+    assert changed_outside(prefilled.window, decoded.window, set()) == 0

@@ -5,13 +5,16 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
+from hal.runtime.batch import Batch, Mode
 from hal.runtime.operators import OperatorConv, OperatorDelta, operators
 from hal_cpu.provider import TorchProvider
+from support.bound import delta
 from support.ops import Case, conv_case, delta_case, i32, make_rows
 
 LAYOUTS = {"conv": "CW", "recurrent": "VK"}
 PROVIDER = TorchProvider("cpu", {"layouts": LAYOUTS})
-FOUND = operators("cpu.torch", LAYOUTS, PROVIDER)
+FOUND = operators("cpu.torch", "cpu", LAYOUTS, PROVIDER)
+BOTH = {"prefill": FOUND, "decode": FOUND}
 ROWS = make_rows([(5, "fresh"), (0, "continue"), (3, "fork"), (1, "continue")], pads=2)
 STEP = make_rows([(1, "continue"), (1, "pad"), (1, "fork")])
 
@@ -28,7 +31,7 @@ def cases() -> dict[str, Case]:
 
 def call(name: str) -> object:
     """The method of the operator wrapper that answers to a name."""
-    wrapper = OperatorConv(FOUND) if name.startswith("conv") else OperatorDelta(FOUND)
+    wrapper = OperatorConv(BOTH) if name.startswith("conv") else OperatorDelta(BOTH)
     return getattr(wrapper, name.rpartition("_")[2])
 
 
@@ -73,13 +76,13 @@ def test_schemas_fakes_and_mutations_are_true(name: str) -> None:
 
 
 def test_one_provider_registers_once_for_its_layouts() -> None:
-    assert operators("cpu.torch", LAYOUTS, PROVIDER) is FOUND
-    other = operators("cpu.torch", {"conv": "WC", "recurrent": "KV"}, PROVIDER)
+    assert operators("cpu.torch", "cpu", LAYOUTS, PROVIDER) is FOUND
+    other = operators("cpu.torch", "cpu", {"conv": "WC", "recurrent": "KV"}, PROVIDER)
     assert other.namespace != FOUND.namespace
 
 
 def test_a_whole_layer_compiles_into_one_graph() -> None:
-    conv, rule = OperatorConv(FOUND), OperatorDelta(FOUND)
+    conv, rule = OperatorConv(BOTH), OperatorDelta(BOTH)
     case = delta_case(STEP, decode=True)
     window = torch.zeros(STEP.slots, 24, 3)
     weight, start = torch.randn(24, 4), i32(*STEP.start)
@@ -100,3 +103,14 @@ def test_a_whole_layer_compiles_into_one_graph() -> None:
     assert torch.allclose(eager, compiled(x, q, states[1], windows[1]), equal_nan=True)
     assert torch.equal(windows[0], windows[1])
     assert torch.equal(states[0], states[1])
+
+
+def test_a_bound_layer_compiles_with_its_operators_and_gives_the_eager_result() -> None:
+    eager, compiled = delta(), delta()
+    call = torch.compile(compiled.call, fullgraph=True, backend="eager")
+    given = eager.inputs(3)
+    results = []
+    for bound, run in ((eager, eager.call), (compiled, call)):
+        bound.backend.begin(Batch(Mode.EXTEND, [2, 1], [0, 0], [-1, -1], [1, 2]))
+        results.append(run([tensor.clone() for tensor in given]))
+    assert torch.equal(*results)

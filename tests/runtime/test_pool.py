@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -181,3 +182,4 @@ class Accounts(RuleBasedStateMachine):
 
 
 TestAccounts = Accounts.TestCase
+TestAccounts.settings = settings(max_examples=40, stateful_step_count=30)

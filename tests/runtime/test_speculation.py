@@ -16,7 +16,7 @@ from support.backends import selected_with
 from support.bound import FAMILIES, Bound
 
 WIDTH = 4
-SERVED = sorted(set(FAMILIES) - {"cca", "zamba"})
+SERVED = sorted(set(FAMILIES) - {"zamba"})
 """Zamba's scans run head by head, which has no verify."""
 
 

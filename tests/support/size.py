@@ -37,8 +37,9 @@ def code_lines(source: str) -> int:
             skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate(source.splitlines(), 1)
     return sum(
-        1 for number, line in lines if line.strip() and line.strip()[0] != "#"
-        and number not in skipped
+        1
+        for number, line in lines
+        if line.strip() and line.strip()[0] != "#" and number not in skipped
     )
 
 

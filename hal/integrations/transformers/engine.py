@@ -124,7 +124,10 @@ def greedy(logits: Tensor) -> list[int]:
 
 
 def check_ids(prompt: Sequence[int], vocab_size: int) -> None:
-    """Refuse ids that the embedding has no row for."""
+    """Refuse ids that the embedding has no row for, and what is no whole number."""
+    odd = [token for token in prompt if type(token) is not int]
+    if odd:
+        raise RequestError(f"token id {odd[0]!r} is no whole number")
     stray = [token for token in prompt if not 0 <= token < vocab_size]
     if stray:
         raise RequestError(

@@ -56,7 +56,7 @@ def read_prompts(file: Path) -> Iterator[Prompt]:
     A file is of one form: JSON lines where its first line starts with a brace.
     """
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # a byte order mark is no text
     except UnicodeDecodeError as error:
         raise RequestError(f"{file} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
     except OSError as error:
@@ -72,7 +72,7 @@ def read_prompts(file: Path) -> Iterator[Prompt]:
 def _object(line: str, origin: str) -> Prompt:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{origin} is not JSON: {error}; write an object a line") from error
     match data:
         case {"prompt": str(text)}:
@@ -115,10 +115,22 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     elif tokenizer is None:
         raise ConfigError(f"{prompt.origin} is text and there is no tokenizer; give token ids")
     else:
-        ids = tuple(tokenizer.encode(prompt.text)) if prompt.text else ()
+        ids = tuple(tokenizer.encode(_whole(prompt))) if prompt.text else ()
     if not ids:
         raise RequestError(f"{prompt.origin} is empty; give at least one token")
     return ids
+
+
+def _whole(prompt: Prompt) -> str:
+    """The text, refused where it holds half of a surrogate pair, which no UTF-8 can carry."""
+    text = prompt.text or ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{prompt.origin} holds a lone surrogate at character {error.start}; remove it"
+        ) from error
+    return text
 
 
 @dataclass(slots=True)

@@ -66,8 +66,11 @@ class Runner:
             raise ValueError(f"step: {len(tokens)} tokens, the batch has {batch.tokens}")
         self.backend.begin(batch)
         self._witness.begin()
-        with torch.inference_mode(), self._attention.running(batch):
-            logits = self._forward(batch, tokens, rows)
+        try:
+            with torch.inference_mode(), self._attention.running(batch):
+                logits = self._forward(batch, tokens, rows)
+        finally:
+            self.backend.end()
         self._witness.check()
         if self._attention.calls != self._attention_layers:
             raise HalError(

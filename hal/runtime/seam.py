@@ -1,0 +1,82 @@
+"""What bound layers share: the running step, the scratch of drafts, and the checks of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from hal.errors import ProviderError, StepOrderError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from hal.runtime.step import Step
+
+
+@dataclass(slots=True)
+class Current:
+    """The step that `begin` made last; all layers of a backend share this one cell."""
+
+    step: Step | None = None
+
+    def get(self) -> Step:
+        """The step, or an error that names the missing call."""
+        if self.step is None:
+            raise StepOrderError("a layer was called before begin(batch), or after one that failed")
+        return self.step
+
+
+Served = TypeVar("Served")
+
+
+def verifier(served: Served | None, draft: Draft | None) -> tuple[Served, Draft]:
+    """The operation and its scratch, or an error where speculation was not selected."""
+    if served is None or draft is None:
+        raise StepOrderError("verify and commit need a selection with speculative")
+    return served, draft
+
+
+def failed(operation: str, error: RuntimeError, *tensors: Tensor) -> ProviderError:
+    """A provider's raw error with the operation, shapes, dtypes and device around it."""
+    shapes = ", ".join(f"{list(t.shape)} {t.dtype} on {t.device}" for t in tensors)
+    return ProviderError(f"{operation} failed on inputs {shapes}: {error}")
+
+
+@dataclass(slots=True)
+class Draft:
+    """The scratch of one operation of one layer, and the verify step that filled it last."""
+
+    scratch: tuple[Tensor, ...]
+    filled: Step | None = None
+
+    def fill(self, step: Step) -> tuple[Tensor, ...]:
+        """The scratch, from now on of this step."""
+        self.filled = step
+        return self.scratch
+
+    def take(self, step: Step, layer: str) -> tuple[Tensor, ...]:
+        """The scratch, if this step filled it; else a commit would write another step's tokens."""
+        if self.filled is not step:
+            raise StepOrderError(f"commit: {layer} did not run in the verify step")
+        return self.scratch
+
+
+def check_tokens(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse an input of another shape before any state of the layer moves; nothing broadcasts."""
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"layer call: {name} is {list(tensor.shape)}, expected {list(shape)}")
+
+
+def check_act(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Refuse activations of another dtype than was selected for, and ones that carry gradients."""
+    if tensor.dtype != dtype:
+        raise TypeError(f"layer call: {name} is {tensor.dtype}, selected for {dtype}")
+    if tensor.requires_grad:
+        raise ValueError(f"layer call: {name} requires grad; run under torch.inference_mode()")
+
+
+def check_once(ran: Step | None, step: Step, what: str) -> None:
+    """Refuse a second call in one step, which would move the state twice."""
+    if ran is step:
+        raise StepOrderError(f"{what} of a layer ran twice in one step")
