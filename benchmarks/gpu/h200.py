@@ -1,4 +1,4 @@
-"""Parity, tuning and times of the Triton provider on a CUDA device.
+"""Parity, tuning, times and sanitizers of the Triton provider on a CUDA device.
 
 Run from the repository root, installed or not::
 
@@ -7,6 +7,7 @@ Run from the repository root, installed or not::
 
 `--check` compares every operation with the float64 oracle and stops with the list of failures.
 `--tune` sweeps configurations; `--time` takes the shipped ones, interleaved with a floor.
+`--sanitize` runs a few small checks under compute-sanitizer, memcheck and racecheck.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import parity
 import rows as lines
+import sanitize
 import timing
 import torch
 import triton
 
 from hal_triton.tuning import Config
+from support import device_checks as checks
 
 
 def say(text: str) -> None:
@@ -56,7 +58,7 @@ def in_parts(function: Any, workers: int, limit: float) -> list[Any]:
 def check(workers: int, limit: float) -> tuple[list[dict[str, Any]], bool]:
     """Run every parity check; the outcomes, and whether all passed."""
     begin, outcomes, lost = time.perf_counter(), [], []
-    for part in in_parts(parity.run_part, workers, limit):
+    for part in in_parts(checks.run_part, workers, limit):
         lost += [part] if isinstance(part, str) else []
         outcomes += [] if isinstance(part, str) else part
     failed = [o for o in outcomes if o.error]
@@ -204,9 +206,9 @@ def environment() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run what was asked for; 1 if a parity check failed."""
+    """Run what was asked for; 1 if a parity check or a sanitizer failed."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for flag in ("check", "tune", "time"):
+    for flag in ("check", "tune", "time", "sanitize"):
         p.add_argument(f"--{flag}", action="store_true")
     p.add_argument("--only", default="", help="rows whose name holds this text")
     p.add_argument("--workers", type=int, default=12)
@@ -225,6 +227,10 @@ def main() -> int:
 
     if args.check:
         report["check"], passed = check(args.workers, args.check_limit)
+        save()
+    if args.sanitize:
+        report["sanitize"], clean = sanitize.run(say)
+        passed = passed and clean
         save()
     if args.tune:
         begin = time.perf_counter()

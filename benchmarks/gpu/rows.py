@@ -186,39 +186,21 @@ def copy(tokens: int, channels: int, reads: int = 1) -> list[Call]:
     return [partial(y.copy_, x)]
 
 
-def _grid(**choices: Sequence[int]) -> list[Config]:
-    """All combinations of blocks, warps and stages."""
-    found = [({}, 4, 1)]
-    for name, values in choices.items():
-        if name == "warps":
-            found = [(blocks, w, s) for blocks, _, s in found for w in values]
-        elif name == "stages":
-            found = [(blocks, w, s) for blocks, w, _ in found for s in values]
-        else:
-            found = [({**blocks, name: v}, w, s) for blocks, w, s in found for v in values]
-    return [Config(blocks, warps, stages) for blocks, warps, stages in found]
-
-
 DECODE = [
     Config({"BV": tile}, warps=warps, evict=evict)
-    for tile, warps in ((4, 1), (8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (64, 2), (64, 4),
-                        (128, 4), (128, 8))
+    for tile, warps in ((4, 1), (8, 1), (16, 1), (16, 2), (32, 1), (64, 2), (128, 4))
     for evict in ("", "evict_first")
 ]  # fmt: skip
 WALK = [
-    Config({"BV": tile}, warps=warps, stages=stages)
-    for tile, warps, stages in ((16, 4, 1), (16, 4, 2), (16, 4, 3), (32, 4, 1), (32, 4, 2),
-                                (32, 8, 2), (32, 8, 3), (64, 4, 1), (64, 4, 2), (64, 4, 3),
-                                (64, 8, 2), (128, 8, 1), (128, 8, 2))
-]  # fmt: skip
-CHUNKS = [Config({"BT": 64}, warps=4), Config({"BT": 64}, warps=8), Config({"BT": 32}, warps=4)]
+    Config({"BV": tile}, warps=warps, stages=2)
+    for tile, warps in ((16, 4), (32, 8), (64, 4), (128, 8))
+]
 TILES = [
-    Config({"BT": rows, "BC": cols}, warps=warps)
-    for rows, cols, warps in ((16, 64, 2), (16, 128, 4), (16, 256, 4), (32, 64, 4), (32, 64, 2),
-                              (32, 128, 4), (32, 128, 8), (64, 64, 4), (64, 64, 8), (64, 32, 4),
-                              (128, 32, 4), (128, 64, 8), (8, 256, 4), (8, 512, 4), (16, 512, 8))
-]  # fmt: skip
-STEPS = _grid(BC=(256, 512, 1024, 2048), warps=(1, 2, 4))
+    Config({"BT": tokens, "BG": group, "BC": channels}, warps=warps)
+    for channels, warps in ((256, 1), (256, 2), (128, 1), (512, 2))
+    for tokens, group in ((16, 4), (32, 4), (32, 8), (64, 2), (64, 4), (64, 8), (128, 4), (128, 8))
+]
+STEPS = [Config({"BC": cols}, warps=w) for cols, w in ((512, 4), (512, 8), (1024, 4), (1024, 8))]
 
 
 def rows() -> list[Row]:
@@ -230,7 +212,7 @@ def rows() -> list[Row]:
         make = partial(fused_decode, batch=batch, H=16, HV=32)
         floor = partial(multiply, batch, 32)
         found.append(Row(name, make, "delta_rule.decode_fused", DECODE, floor, goal=goal))
-    for batch in (1, 128):
+    for batch in (1, 8, 128):
         make = partial(fused_decode, batch=batch, H=16, HV=32, norm=True)
         found.append(Row(f"fused decode, norm, HV32 B={batch}", make,
                          "delta_rule.decode_fused.norm", DECODE))  # fmt: skip
@@ -245,9 +227,6 @@ def rows() -> list[Row]:
         make = partial(prefill, lengths=lengths, H=16, HV=32)
         found.append(Row(f"prefill walk HV32 {name}", make, "delta_rule.walk", WALK, graph=False,
                          goal=goal))  # fmt: skip
-        if name == "16x2048":
-            found.append(Row(f"prefill chunks HV32 {name}", make, "delta_rule.chunks", CHUNKS,
-                             graph=False, goal=goal))  # fmt: skip
     for name, lengths, goal in (("1x32768", long, "320 / 285"), ("mix", mix, "160 / 145")):
         make = partial(conv_prefill, lengths=lengths, channels=8192)
         found.append(Row(f"conv prefill {name}", make, "conv.prefill", TILES,

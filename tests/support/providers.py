@@ -13,7 +13,10 @@ MODULE = "synthetic_providers"
 class Lacking:
     """A provider without any interface."""
 
-    conv = delta_rule = scan = conv_state = None
+    conv: object = None
+    delta_rule: object = None
+    scan: object = None
+    conv_state: object = None
 
     def __init__(self, device: str, options: object) -> None:
         self.device = device
@@ -61,20 +64,80 @@ class Swapped(Sidecar):
         """Take the slots in another order."""
 
 
+class Conv:
+    """A conv that takes the Protocol's calls."""
+
+    def prefill(
+        self,
+        x: object,
+        weight: object,
+        bias: object,
+        state: object,
+        src: object,
+        dst: object,
+        start: object,
+        query_start_loc: object,
+        max_len: int,
+        *,
+        activation: object = None,
+        out: object = None,
+        track: object = None,
+    ) -> None:
+        """Compute nothing."""
+
+    def decode(
+        self,
+        x: object,
+        weight: object,
+        bias: object,
+        state: object,
+        src: object,
+        dst: object,
+        start: object,
+        *,
+        activation: object = None,
+        out: object = None,
+    ) -> None:
+        """Compute nothing."""
+
+
 class Good(Lacking):
-    """A provider that serves conv_state, which is all that CCA layers need."""
+    """A provider that serves conv and conv_state, which is all that CCA layers need."""
 
     def __init__(self, device: str, options: object) -> None:
         super().__init__(device, options)
+        self.conv = Conv()
         self.conv_state = Sidecar()
 
 
-class Swapping(Lacking):
+class Swapping(Good):
     """A provider whose sidecar takes swapped arguments."""
 
     def __init__(self, device: str, options: object) -> None:
         super().__init__(device, options)
         self.conv_state = Swapped()
+
+
+class Partial(Good):
+    """A provider that leaves out the interfaces that it does not serve."""
+
+    def __getattribute__(self, name: str) -> object:
+        """Have no scan at all."""
+        if name == "scan":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+class Flaky(Good):
+    """A provider that can be built once in a process."""
+
+    built = False
+
+    def __init__(self, device: str, options: object) -> None:
+        super().__init__(device, options)
+        if Flaky.built:
+            raise SystemExit("the driver is open already")
+        Flaky.built = True
 
 
 class Exits(Lacking):
@@ -87,6 +150,16 @@ class Exits(Lacking):
 def absent(index: int | None) -> Presence:
     """Find no device."""
     return Presence(0, detail="the driver finds no device")
+
+
+def many(index: int | None) -> Presence:
+    """Count in words."""
+    return Presence("many")  # type: ignore[arg-type]
+
+
+def nothing(index: int | None) -> Presence:
+    """Count nothing."""
+    return Presence(None)  # type: ignore[arg-type]
 
 
 def sm_90(index: int | None) -> Presence:

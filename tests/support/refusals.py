@@ -63,8 +63,8 @@ def gdn(name: str, **changes: Any) -> Manifest:
 
 
 def loading(name: str, load: str, **fields: Any) -> Manifest:
-    """A provider of conv_state with code of `support.providers`."""
-    return manifest(name, "conv_state", load=f"{MODULE}:{load}", **fields)
+    """A provider of conv and conv_state with code of `support.providers`."""
+    return manifest(name, "conv", "conv_state", load=f"{MODULE}:{load}", **fields)
 
 
 SCENARIOS: Mapping[str, Asked] = {
@@ -189,6 +189,7 @@ SCENARIOS: Mapping[str, Asked] = {
     "the device is not there": selected(
         "npu:1", ZAYA, loading("npu.vendor", "Good", probe=f"{MODULE}:absent")
     ),
+    "there is one device and no probe": explained("npu:1", ZAYA, loading("npu.vendor", "Good")),
     "no plugin for the device": explained("gpu", GDN, manifest("cuda.any", "all")),
     "no plugin at all": explained("cuda", GDN),
     "the family is unknown": explained(
@@ -198,6 +199,9 @@ SCENARIOS: Mapping[str, Asked] = {
         "cuda",
         {k: v for k, v in LFM.items() if k not in ("layer_types", "full_attn_idxs")},
         manifest("cuda.any", "all"),
+    ),
+    "the model_type is a book": explained(
+        "cuda", {"model_type": "x" * 10**6}, manifest("cuda.any", "all")
     ),
     "the plugin is broken": faulty(
         Code.PLUGIN_BROKEN, "ImportError: libvendor.so.3: cannot open shared object file"
@@ -211,6 +215,10 @@ SCENARIOS: Mapping[str, Asked] = {
     "the provider's module is gone": selected("npu", ZAYA, loading("npu.vendor", "Gone")),
     "a method is missing": selected("npu", ZAYA, loading("npu.vendor", "Lacking")),
     "the provider lacks methods of its own": selected("npu", ZAYA, loading("npu.vendor", "Bare")),
+    "an interface is left out altogether": selected("npu", ZAYA, loading("npu.vendor", "Partial")),
+    "the probe counts in words": selected(
+        "npu", ZAYA, loading("npu.vendor", "Good", probe=f"{MODULE}:many")
+    ),
     "arguments are in another order": selected("npu", ZAYA, loading("npu.vendor", "Swapping")),
     "an override names somebody who is not there": explained(
         "cuda", GDN, gdn("cuda.vendor"), providers={"delta_rule": "cuda.other"}

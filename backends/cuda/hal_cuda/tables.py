@@ -10,15 +10,36 @@ _MMA: Final[Table] = {
     "delta_rule.chunks.wide": ((UNBOUNDED, Config({"BT": 32}, warps=8)),),
     "delta_rule.walk": (
         (64, Config({"BV": 16}, warps=4, stages=2)),
-        (UNBOUNDED, Config({"BV": 64}, warps=4)),
+        (UNBOUNDED, Config({"BV": 32}, warps=4)),
     ),
 }
 """For arches whose products take operands from registers: chunks of 64 would spill there."""
+
+_HOPPER: Final[Table] = {
+    "conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=4)),),
+    "short_conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=4)),),
+    "delta_rule.decode": ((UNBOUNDED, Config({"BV": 4}, warps=1, evict="evict_first")),),
+    "delta_rule.decode_fused": (
+        (64, Config({"BV": 4}, warps=1, evict="evict_first")),
+        (UNBOUNDED, Config({"BV": 32}, warps=1)),
+    ),
+    "delta_rule.decode_fused.norm": (
+        (64, Config({"BV": 16}, warps=2, evict="evict_first")),
+        (UNBOUNDED, Config({"BV": 32}, warps=1)),
+    ),
+    "delta_rule.chunks": ((UNBOUNDED, Config({"BT": 64}, warps=4)),),
+    "delta_rule.walk": (
+        (64, Config({"BV": 16}, warps=4, stages=2)),
+        (UNBOUNDED, Config({"BV": 64}, warps=4, stages=2)),
+    ),
+}
+"""Swept on an H200 with Triton 3.6."""
 
 TABLES: Final[Mapping[str, Table]] = {
     "sm_80": _MMA,
     "sm_86": _MMA,
     "sm_89": _MMA,
+    "sm_90": _HOPPER,
     "sm_120": _MMA,
 }
 """Tables by arch name."""

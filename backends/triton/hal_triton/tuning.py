@@ -55,10 +55,10 @@ def block(size: int, least: int = 1) -> int:
 
 
 DEFAULT: Final[Table] = {
-    "conv.prefill": ((UNBOUNDED, Config({"BT": 32, "BC": 64}, warps=4)),),
-    "conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=4)),),
-    "short_conv.prefill": ((UNBOUNDED, Config({"BT": 32, "BC": 64}, warps=4)),),
-    "short_conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=4)),),
+    "conv.prefill": ((UNBOUNDED, Config({"BT": 64, "BG": 4, "BC": 256}, warps=2)),),
+    "conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=8)),),
+    "short_conv.prefill": ((UNBOUNDED, Config({"BT": 64, "BG": 4, "BC": 256}, warps=2)),),
+    "short_conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=8)),),
     "delta_rule.decode": (
         (1024, Config({"BV": 8}, warps=1, evict="evict_first")),
         (UNBOUNDED, Config({"BV": 8}, warps=1)),
@@ -70,7 +70,7 @@ DEFAULT: Final[Table] = {
     "delta_rule.chunks": ((UNBOUNDED, Config({"BT": 64}, warps=8)),),
     "delta_rule.walk": (
         (64, Config({"BV": 16}, warps=4, stages=2)),
-        (UNBOUNDED, Config({"BV": 64}, warps=4, stages=2)),
+        (UNBOUNDED, Config({"BV": 64}, warps=8, stages=2)),
     ),
     "delta_rule.recurrent": ((UNBOUNDED, Config({"BV": 8}, warps=1)),),
     "delta_rule.decode_fused.norm": (
@@ -78,9 +78,9 @@ DEFAULT: Final[Table] = {
         (UNBOUNDED, Config({"BV": 128}, warps=4)),
     ),
     "delta_rule.chunks.wide": ((UNBOUNDED, Config({"BT": 64}, warps=8)),),
-    "delta_rule.chunks.float16": ((UNBOUNDED, Config({"BT": 32}, warps=8)),),
+    "delta_rule.chunks.float16": ((UNBOUNDED, Config({"BT": 32}, warps=4)),),
     "delta_rule.walk.float16": ((UNBOUNDED, Config({"BV": 16}, warps=8)),),
-    "delta_rule.chunks.float16.wide": ((UNBOUNDED, Config({"BT": 32}, warps=8)),),
+    "delta_rule.chunks.float16.wide": ((UNBOUNDED, Config({"BT": 16}, warps=4)),),
     "delta_rule.walk.float16.wide": ((UNBOUNDED, Config({"BV": 16}, warps=8)),),
     "delta_rule.walk.wide": ((UNBOUNDED, Config({"BV": 16}, warps=8)),),
     "norm": ((UNBOUNDED, Config({"BR": 8}, warps=4)),),

@@ -110,7 +110,7 @@ class ConvRunner:
         rows, points = call.src.shape[0], 0 if call.track is None else call.track.shape[0]
         config = self._tuning.pick(call.operation, tokens * channels)
         tiles = tokens // config.blocks["BT"] + rows + 1 if tokens else 0
-        constants = {"BT": config.blocks["BT"], "TRACK": points > 0}
+        constants = {**config.blocks, "TRACK": points > 0}
         numbers = (rows, tokens, points, channels)
         return self._launch(conv_prefill, call, config, tiles, numbers, constants)
 
@@ -131,6 +131,8 @@ class ConvRunner:
         """Plan `parts` programs for every block of channels."""
         channels = call.x.shape[1]
         block = min(config.blocks["BC"], pow2(channels, 32))
+        if channels % block:  # masked elements are read one by one and take twice the registers
+            block = max(32, block // 2)
         gate, gate_out = call.gates or (call.x, call.x)
         out_t = channels if call.out is None else call.out.stride(0)
         strides = (

@@ -41,15 +41,17 @@ class DecodeRunner:
     def _plan(self, call: DeltaCall) -> Launch:
         dims, rows = call.dims, call.src.shape[0]
         config = self._tuning.pick("delta_rule.decode", rows * dims.HV)
+        s_slot, s_h, s_v, s_k = state_strides(call.state, self._layout)
         BV = min(config.blocks["BV"], block(dims.V))
         numbers = (
             *(*call.q.stride()[:2], *call.k.stride()[:2], *call.v.stride()[:2]),
             *(*call.a.stride()[:2], call.b.stride(0)),
             *result_strides(call.out, dims),
-            *state_strides(call.state, self._layout),
+            *(s_slot, s_h),
             *gate_numbers(call.gate, dims.K),
         )
         constants = {
+            **{"s_v": s_v, "s_k": s_k},
             **{"HV": dims.HV, "R": dims.ratio, "K": dims.K, "V": dims.V},
             **{"BK": block(dims.K), "BV": BV, "L2": call.qk_l2norm, "EVICT": config.evict},
             **gate_constants(call.gate, call.a),

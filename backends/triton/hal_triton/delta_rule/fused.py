@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hal.interfaces import Gate
@@ -54,29 +55,38 @@ def make_norm(operation: str, z: Tensor | None, weight: Tensor | None, eps: floa
 
 
 class NormRunner:
-    """Norms and gates a result in place."""
+    """Norms and gates a recurrence's output, which it reads before the one rounding if it can."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._plans: Plans[Launch] = Plans()
 
     def __call__(
-        self, o: Tensor, norm: Norm, *, silu: bool, rows: tuple[Tensor, Tensor] | None = None
+        self,
+        o: Tensor,
+        norm: Norm,
+        out: Tensor,
+        *,
+        silu: bool,
+        rows: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """o `[T, HV, V]` becomes rms(o) * weight * silu(z); `rows` are src and dst of a decode."""
+        """Put rms(o) * weight * silu(z) of o `[T, HV, V]` into `out`, which may be o.
+
+        `rows` are src and dst of a decode, whose pads give zeros.
+        """
         if not rows_are_dense(norm.z, norm.weight):
             norm = Norm(dense(norm.z), dense(norm.weight), norm.eps)
-        key = (silu, norm.eps, rows is None, signature(o, norm.z, norm.weight))
+        key = (silu, norm.eps, rows is None, signature(o, norm.z, norm.weight, out))
         launch = self._plans.get(key)
         if launch is None:
-            launch = self._plans.put(key, self._plan(o, norm, silu, rows is not None))
+            launch = self._plans.put(key, self._plan(o, norm, out, silu, rows is not None))
         src, dst = rows or (o, o)
-        launch(o, norm.z, norm.weight, src, dst)
+        launch(o, norm.z, norm.weight, src, dst, out)
 
-    def _plan(self, o: Tensor, norm: Norm, silu: bool, pads: bool) -> Launch:
+    def _plan(self, o: Tensor, norm: Norm, out: Tensor, silu: bool, pads: bool) -> Launch:
         tokens, heads, dim = o.shape
         count, config = tokens * heads, self._tuning.pick("norm", tokens * heads)
-        numbers = (*o.stride()[:2], *norm.z.stride()[:2], count, norm.eps)
+        numbers = (*o.stride()[:2], *norm.z.stride()[:2], *out.stride()[:2], count, norm.eps)
         constants = {
             **{"HV": heads, "V": dim, "BR": config.blocks["BR"], "BV": block(dim)},
             **{"SILU": silu, "PADS": pads},
@@ -122,7 +132,11 @@ class FusedCall:
 
 
 class FusedRunner:
-    """Runs fused decodes; the conv state is a ring."""
+    """Runs fused decodes; the conv state is a ring.
+
+    Where a tile is not a whole head, the norm is a second launch, and what passes between the two
+    is float32: the result is rounded once either way.
+    """
 
     def __init__(self, tuning: Tuning, layout: str) -> None:
         self._tuning, self._layout = tuning, layout
@@ -142,13 +156,14 @@ class FusedRunner:
         out = x.new_empty(shape) if call.out is None else call.out
         rate, bias = gate_tensors(call.gate, state)
         z, norm_weight = (x, x) if norm is None else (norm.z, norm.weight)
+        o = x.new_empty(shape, dtype=torch.float32) if norms_later else out
         launch(
             x, call.a, call.b, call.weight, call.weight if call.bias is None else call.bias, rate,
-            bias, call.conv_state, state, call.src, call.dst, call.start, z, norm_weight, out,
+            bias, call.conv_state, state, call.src, call.dst, call.start, z, norm_weight, o,
         )  # fmt: skip
         if norm is not None and norms_later:
             silu = not gate_constants(call.gate, call.a)["CHANNEL"]
-            self._norm(out, norm, silu=silu, rows=(call.src, call.dst))
+            self._norm(o, norm, out, silu=silu, rows=(call.src, call.dst))
         return out
 
     def _plan(self, call: FusedCall) -> tuple[Launch, Dims, bool]:
@@ -157,20 +172,21 @@ class FusedRunner:
         config = self._tuning.pick(name, rows * dims.HV)
         BV = min(config.blocks["BV"], block(dims.V))
         norm_inside = call.norm is not None and BV >= dims.V
+        norms_later = call.norm is not None and not norm_inside
         programs = rows * dims.HV * -(-dims.V // BV)
         launch = Launch(
-            delta_decode_fused, programs, self._numbers(call, dims),
+            delta_decode_fused, programs, self._numbers(call, dims, norms_later),
             self._constants(call, dims, config, BV, norm_inside), config.options, call.x.device,
         )  # fmt: skip
-        return launch, dims, call.norm is not None and not norm_inside
+        return launch, dims, norms_later
 
-    def _numbers(self, call: FusedCall, dims: Dims) -> tuple[float, ...]:
+    def _numbers(self, call: FusedCall, dims: Dims, norms_later: bool) -> tuple[float, ...]:
         c_slot, c_row, _ = call.conv_state.stride()
         z_strides = (0, 0) if call.norm is None else call.norm.z.stride()[:2]
         return (
             *(call.x.stride(0), *call.a.stride()[:2], call.b.stride(0), *call.weight.stride()),
-            *(c_slot, c_row, *state_strides(call.state, self._layout), *z_strides),
-            *result_strides(call.out, dims),
+            *(c_slot, c_row, *state_strides(call.state, self._layout)[:2], *z_strides),
+            *result_strides(None if norms_later else call.out, dims),
             *gate_numbers(call.gate, dims.K),
             1e-6 if call.norm is None else call.norm.eps,
         )
@@ -178,7 +194,9 @@ class FusedRunner:
     def _constants(
         self, call: FusedCall, dims: Dims, config: Config, BV: int, norm: bool
     ) -> dict[str, object]:
+        _, _, s_v, s_k = state_strides(call.state, self._layout)
         return {
+            **{"s_v": s_v, "s_k": s_k},
             **{"HV": dims.HV, "R": dims.ratio, "K": dims.K, "V": dims.V},
             **{"W": call.weight.shape[1], "BK": block(dims.K), "BV": BV},
             **{"HAS_BIAS": call.bias is not None, "ACTIVATE": call.activation is not None},

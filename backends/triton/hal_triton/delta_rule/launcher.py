@@ -167,7 +167,7 @@ class TritonDeltaRule:
             DeltaCall(name, q, k, v, a, b, gate, state, src, dst, query_start_loc, track, True, out)
         )
         if norm is not None:
-            self._norm(result, norm, silu=True)
+            self._norm(result, norm, result, silu=True)
         return result
 
 

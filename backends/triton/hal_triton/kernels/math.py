@@ -37,6 +37,12 @@ def inverse_norm(x, axis: tl.constexpr):
 
 
 @triton.jit
+def inverse_rms(x, count, eps, axis: tl.constexpr):
+    """1 / sqrt(mean(x * x) + eps) of `count` elements."""
+    return 1.0 / tl.sqrt(tl.sum(x * x, axis) / count + eps)
+
+
+@triton.jit
 def log_decay(a, A_log, dt_bias, lower_bound, GATE: tl.constexpr):
     """The log decay of a raw a by kind of gate; "ready" gives a back."""
     if GATE == "ready":

@@ -12,18 +12,22 @@ from hal_triton.delta_rule.kernels.step import advance, read_gates, unit
 @triton.jit
 def delta_decode(
     q, k, v, a, b, A_log, dt_bias, state, src, dst, out,
-    q_t, q_h, k_t, k_h, v_t, v_h, a_t, a_h, b_t, out_t, out_h, s_slot, s_h, s_v, s_k,
+    q_t, q_h, k_t, k_h, v_t, v_h, a_t, a_h, b_t, out_t, out_h, s_slot, s_h,
     scale, beta_scale, lower_bound,
-    HV: tl.constexpr, R: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, GATE: tl.constexpr, CHANNEL: tl.constexpr, L2: tl.constexpr,
-    EVICT: tl.constexpr,
+    s_v: tl.constexpr, s_k: tl.constexpr, HV: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATE: tl.constexpr,
+    CHANNEL: tl.constexpr, L2: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Advance one tile in place or from `src` to `dst`; a row with neither slot gives zeros."""
+    """Advance one tile in place or from `src` to `dst`; a row with neither slot gives zeros.
+
+    Strides within a head's state are constants, so that its addresses are one register.
+    """
     tiles: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     head, row = (pid // tiles) % HV, (pid // (tiles * HV)).to(tl.int64)
     ks, vs = tl.arange(0, BK), (pid % tiles) * BV + tl.arange(0, BV)
-    k_ok, v_ok = ks < K, vs < V
+    k_ok = ks >= 0 if BK == K else ks < K
+    v_ok = vs >= 0 if V % BV == 0 else vs < V
     slot, last = tl.load(src + row).to(tl.int64), tl.load(dst + row).to(tl.int64)
     to = out + row * out_t + head * out_h + vs
     if (slot >= 0) | (last >= 0):

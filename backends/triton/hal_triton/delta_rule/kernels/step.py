@@ -39,8 +39,12 @@ def read_gates(
 
 @triton.jit
 def advance(S, q, k, v, decay, beta, CHANNEL: tl.constexpr):
-    """S `[BV, BK]` after the token, and its output `[BV]`."""
+    """S `[BV, BK]` after the token, and its output `[BV]`.
+
+    The output is read off the old state, as (S + u k') q = S q + u (k' q): both products with S go
+    out together, and where k' and q are nearly orthogonal, the rounding of S does not show.
+    """
     S = S * (decay[None, :] if CHANNEL else decay)
-    u = (v - tl.sum(S * k[None, :], 1)) * beta
-    S = S + u[:, None] * k[None, :]
-    return S, tl.sum(S * q[None, :], 1)
+    known, o = tl.sum(S * k[None, :], 1), tl.sum(S * q[None, :], 1)
+    u = (v - known) * beta
+    return S + u[:, None] * k[None, :], o + u * tl.sum(k * q, 0)

@@ -1,7 +1,7 @@
 """Parity of every operation with the float64 oracle on a CUDA device, as named checks.
 
-Cases and limits are those of the test suite; only the call runs on the device. Storages travel
-whole, so that strided views, gaps of NaN and write sets are checked there too.
+Cases and limits are those of every other provider; only the call runs on the device. Storages
+travel whole, so that strided views, gaps of NaN and write sets are checked there too.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ PACKED = make_rows(
     seed=3,
     pads=70,
 )
+CONDITIONED = 4
+"""A seed under which no fresh row's query is nearly orthogonal to its key.
+
+Such a row's output is v (k.q) with k and q from a float32 convolution, whose rounding 1 / |k.q|
+magnifies: at 9e-4, under seed 0, float32 itself is wrong by 1e-5.
+"""
 Check = Callable[[], None]
 
 
@@ -186,9 +192,8 @@ def fused_checks(dtype: torch.dtype) -> Iterator[tuple[str, Check]]:
     for dims in DIMS[:3]:
         for gate in (GateKind.SCALAR, GateKind.CHANNEL, None):
             for norm in (False, True):
-                case = fused_case(
-                    TOKENS, replace(dims, gate=gate), dtype=dtype, bias=norm, norm=norm
-                )
+                case = fused_case(TOKENS, replace(dims, gate=gate), dtype=dtype, bias=norm,
+                                  norm=norm, seed=CONDITIONED)  # fmt: skip
                 label = f"K{dims.K} V{dims.V} {gate and gate.value} norm={norm}"
                 yield (
                     f"delta.decode_fused {label}",
@@ -227,9 +232,9 @@ def _fused_prefill(case: Case, ops: Any, norm: bool) -> Check:
     return check
 
 
-def far_slots(dtype: torch.dtype) -> None:
+def far_slots(dtype: torch.dtype, slots: int = 4500) -> None:
     """Decode and prefill in a pool whose slots lie beyond 2^31 elements."""
-    ops, slots, dims = provider().delta_rule, 4500, Delta(H=16, HV=32, K=128, V=128)
+    ops, dims = provider().delta_rule, Delta(H=16, HV=32, K=128, V=128)
     near = make_rows([(1, "fork"), (1, "continue"), (1, "fresh")], seed=2)
     shift = slots - near.slots
     pool = torch.empty(slots, 32, 128, 128, device=DEVICE)
@@ -246,6 +251,18 @@ def far_slots(dtype: torch.dtype) -> None:
             return result
 
         case.check(run, "one rounding" if decode else _kind(dtype), poison=False)
+
+
+SMALL = (
+    "bfloat16 conv.prefill ring W4 C512", "bfloat16 conv.decode ring W4 C512",
+    "bfloat16 conv.prefill tracked", "float32 short_conv.prefill W3",
+    "bfloat16 short_conv.decode W3", "bfloat16 delta.decode K64 V96 R1 scalar",
+    "float32 delta.prefill K16 V24 R3 scalar", "bfloat16 delta.prefill K64 V96 R1 scalar",
+    "float16 delta.prefill K16 V24 R3 scalar",
+    "bfloat16 delta.decode_fused K64 V96 scalar norm=True",
+    "bfloat16 delta.decode_fused K128 V128 scalar norm=False",
+)  # fmt: skip
+"""Checks that between them launch every kernel, on few programs: what a sanitizer can afford."""
 
 
 @dataclass(frozen=True, slots=True)
