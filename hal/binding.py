@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final, cast
 
 from hal.device import Device
+from hal.errors import ProviderError
 from hal.interfaces import Conv, ConvState, DeltaRule, Provider, Scan
 from hal_registry import (
     Assignment,
@@ -32,6 +33,7 @@ _PROTOCOLS: Final[Mapping[str, type]] = {
     "scan": Scan,
 }
 _OF_PROVIDER: Final = ("prepare", "scratch_spec", "warmup")
+_ABSENT: Final = object()
 _SIDECAR: Final = ("attach", "begin", "step")
 
 Findings = Mapping[str, tuple[Reason, ...]]
@@ -61,14 +63,26 @@ class Examination:
         mine = [op for op, chosen in assignment.choices.items() if chosen.name == candidate.name]
         if presence.arch and (found := _arch_findings(candidate, needs, presence, mine)):
             return found
-        provider = attempt(lambda: build(candidate, self.device, assignment.layouts))
+        provider = attempt(lambda: construct(candidate, self.device, assignment.layouts))
         if isinstance(provider, Failure):
             return dict.fromkeys(judged.reasons, (_unusable(candidate, provider),))
         return _protocol_findings(judged, provider, mine)
 
 
 def build(candidate: Candidate, device: Device, layouts: Mapping[str, str]) -> Provider:
-    """Import and construct a candidate's provider for the layouts that its states will have."""
+    """Import and construct a candidate's provider for the layouts that its states will have.
+
+    Whatever the provider raises becomes a `ProviderError`, SystemExit included.
+    """
+    built = attempt(lambda: construct(candidate, device, layouts))
+    if isinstance(built, Failure):
+        text = f"{candidate} cannot be built from {candidate.manifest.load}: {built.text}"
+        raise ProviderError(f"{text}; repair or remove the distribution") from built.error
+    return built
+
+
+def construct(candidate: Candidate, device: Device, layouts: Mapping[str, str]) -> Provider:
+    """`build` that lets through whatever the provider raises."""
     make = cast("Callable[[str, Mapping[str, object]], Provider]", load(candidate.manifest.load))
     name = f"{device.type}:{device.index}" if device.index is not None else device.type
     return make(name, {"layouts": dict(layouts)})
@@ -88,7 +102,7 @@ def _unusable(candidate: Candidate, failure: Failure) -> Reason:
 
 def _protocol_findings(judged: Judged, provider: Provider, mine: Sequence[str]) -> Findings:
     """What the provider lacks of the Protocols; a lack of its own speaks against everything."""
-    own = attempt(lambda: list(_lacks(Provider, provider, "provider", _OF_PROVIDER)))
+    own = attempt(lambda: list(_own_lacks(provider)))
     if isinstance(own, Failure):
         return dict.fromkeys(judged.reasons, (_unusable(judged.candidate, own),))
     if own:
@@ -99,6 +113,14 @@ def _protocol_findings(judged: Judged, provider: Provider, mine: Sequence[str]) 
         for op, lacks in found.items()
         if lacks
     }
+
+
+def _own_lacks(provider: Provider) -> Iterator[Reason]:
+    """What every provider has, whatever it offers."""
+    yield from _lacks(Provider, provider, "provider", _OF_PROVIDER)
+    for interface in _PROTOCOLS:
+        if getattr(provider, interface, _ABSENT) is _ABSENT:
+            yield _violation(f"provider.{interface}", "an interface or None", "nothing")
 
 
 def _violations(provider: Provider, operation: str) -> list[Reason]:

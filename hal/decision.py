@@ -16,6 +16,7 @@ from hal.requirements import requirements
 from hal.sharding import shard_reasons
 from hal_registry import (
     Assignment,
+    Candidate,
     Code,
     Failure,
     Judged,
@@ -23,8 +24,10 @@ from hal_registry import (
     Registry,
     Requirement,
     assign,
+    attempt,
     broken,
     clashes,
+    device_presence,
     interface_of,
     judge,
     wanted,
@@ -64,18 +67,28 @@ def decide(question: Question, examine: Examine | None = None) -> Decision:
         model = models.read(cast("ConfigLike", question.config), extend=extend)
     except models.UnknownFamily as error:
         reasons: tuple[Reason, ...] = (_family_unknown(error), *failures)
-        refusal = Refusal(error.model_type, str(question.device), reasons)
+        refusal = Refusal(_brief(error.model_type), str(question.device), reasons)
         return Decision(question, None, (), (), None, refusal)
     device, options = question.device, question.options
     if reasons := (*_not_hybrid(model), *shard_reasons(model, options.tp.size)):
         refusal = Refusal(model.model_type, str(device), reasons)
         return Decision(question, model, (), (), None, refusal)
     needs = _insist(requirements(model, options, device.arch), options.providers)
-    judged = [judge(c, needs) for c in question.registry.on(device.type)]
+    judged = [_judge(c, needs, device) for c in question.registry.on(device.type)]
     own = tuple(_override_reasons(question, needs))
     assignment = None if own else _choose(judged, needs, options.providers, examine)
     refused = None if assignment else _refusal(question, model, needs, judged, own)
     return Decision(question, model, needs, tuple(judged), assignment, refused)
+
+
+def _judge(candidate: Candidate, needs: Sequence[Requirement], device: Device) -> Judged:
+    """Judge by data alone, to which the index belongs where there is no probe to ask."""
+    judged = judge(candidate, needs)
+    if candidate.manifest.probe or not device.index:
+        return judged
+    there = device_presence(candidate, device.index)
+    absent = (there,) if isinstance(there, Reason) else ()
+    return _with(judged, dict.fromkeys(judged.reasons, absent))
 
 
 def _insist(needs: Sequence[Requirement], overrides: Mapping[str, str]) -> tuple[Requirement, ...]:
@@ -116,18 +129,34 @@ def _outside_family(
 ) -> ModelSpec | None:
     """Ask the plugins for a family that `hal` does not know; what fails is noted."""
     for plugin, answer in registry.ask("hal_requirements", config):
-        if isinstance(answer, ModelSpec):
-            return answer
-        if answer is not None:
-            text = answer.text if isinstance(answer, Failure) else repr(answer)
+        checked = attempt(partial(_checked, answer))
+        if isinstance(checked, ModelSpec):
+            return checked
+        if checked is not None:
+            text = checked.text if isinstance(checked, Failure) else repr(checked)
             failures.append(broken(plugin, "a ModelSpec from hal_requirements", text))
     return None
+
+
+def _checked(answer: object) -> object:
+    """A hook's answer; a ModelSpec that cannot be read raises here, and not in the decision."""
+    if isinstance(answer, ModelSpec):
+        requirements(answer, Options())
+        shard_reasons(answer, 1)
+        if not isinstance(answer.model_type, str):
+            raise TypeError(f"model_type: expected text, got {answer.model_type!r}")
+    return answer
+
+
+def _brief(name: str) -> str:
+    """A name from outside, cut where it is longer than any that is meant."""
+    return name[:40] + "..." * (len(name) > 40)
 
 
 def _family_unknown(error: models.UnknownFamily) -> Reason:
     return Reason(
         Code.FAMILY_UNKNOWN,
-        subject=error.model_type,
+        subject=_brief(error.model_type),
         needed="a family that hal or a plugin knows",
         offered=", ".join(sorted(FAMILIES)),
         fix="install a plugin whose hal_requirements hook describes this family",

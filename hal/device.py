@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-_FORM: Final = re.compile(r"([a-z][a-z0-9_]*)(?::(?:(\d+)|([a-z][a-z0-9_]*)))?")
+from hal_registry.vocabulary import NAME
+
+_FORM: Final = re.compile(rf"({NAME.pattern})(?::(?:([0-9]{{1,9}})|({NAME.pattern})))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Device:
         found = _FORM.fullmatch(str(text))
         if found is None:
             raise ValueError(
-                f"device: got {str(text)!r}, expected a type with an index or an arch, "
+                f"device: got {str(text)[:80]!r}, expected a type with an index or an arch, "
                 f'as "cpu", "cuda:0" or "cuda:sm_90"'
             )
         kind, index, arch = found.groups()

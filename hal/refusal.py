@@ -41,6 +41,10 @@ class Rejected:
 
 
 _MISSING: Final = "{subject} is needed by {needed} and {name} does not offer it"
+_ALL_MISSING: Final = "{subject} are needed by {needed} and {name} does not offer them"
+MAX_LINE: Final = 2000
+"""Characters of a line, or of a cell of one, at most; what plugins say may have any length."""
+
 _PHRASES: Final[Mapping[Code, str]] = {
     Code.INTERFACE_MISSING: _MISSING,
     Code.OPERATION_MISSING: _MISSING,
@@ -56,6 +60,7 @@ _PHRASES: Final[Mapping[Code, str]] = {
 """The first line, by the code of the nearest candidate's first reason."""
 
 _MODEL_PHRASES: Final[Mapping[Code, str]] = {
+    Code.PLUGIN_BROKEN: "{subject} is broken: {offered}",
     Code.DEVICE_ABSENT: "no plugin serves {subject}, there are {offered}",
     Code.FAMILY_UNKNOWN: "hal knows no family of that name, and no plugin does",
     Code.NOT_HYBRID: "no layer keeps a conv or recurrent state, it has {offered}",
@@ -92,6 +97,8 @@ class Refusal:
             phrase = _MODEL_PHRASES.get(reason.code, default)
         else:
             reason, name = self.candidates[0].reasons[0], self.candidates[0].name
+            if reason.code is Code.INTERFACE_MISSING:
+                return _missing_interfaces(self.candidates[0])
             phrase = _PHRASES.get(reason.code, "{subject} needs {needed}, {name} offers {offered}")
         return phrase.format(**reason.to_dict(), name=name)
 
@@ -127,9 +134,20 @@ class Refusal:
             yield one_line(f"Fix: {fix}.", indent=2)
 
 
+def _missing_interfaces(candidate: Rejected) -> str:
+    """All interfaces that are missing in one sentence, with everybody who needs them."""
+    missing = [r for r in candidate.reasons if r.code is Code.INTERFACE_MISSING]
+    whys = dict.fromkeys(why for reason in missing for why in reason.needed.split(", "))
+    *others, last = [reason.subject for reason in missing]
+    subject = f"{', '.join(others)} and {last}" if others else last
+    phrase = _ALL_MISSING if others else _MISSING
+    return phrase.format(subject=subject, needed=", ".join(whys), name=candidate.name)
+
+
 def one_line(text: str, indent: int = 0) -> str:
     """A text without line breaks and control characters, which names from outside may hold."""
-    printable = "".join(c if c.isprintable() else " " for c in text)
+    kept = text[:MAX_LINE] + "..." * (len(text) > MAX_LINE)
+    printable = "".join(c if c.isprintable() else " " for c in kept)
     return " " * indent + " ".join(printable.split())
 
 

@@ -206,11 +206,11 @@ def make_options(
     return Options(
         dtype=None if dtype is None else str(dtype),
         state_dtype=None if state_dtype is None else str(state_dtype),
-        tp=tp or Shard(),
+        tp=Shard() if tp is None else tp,
         speculative=speculative,
         prefix_cache=prefix_cache,
         graphs=graphs,
-        providers=dict(providers or {}),
+        providers={} if providers is None else providers,
     )
 
 

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -21,15 +22,21 @@ COMMANDS: Final[Mapping[str, str]] = {
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
-    arguments = sys.argv[1:]
+    """Run the command that the arguments name, and exit with its status."""
+    from hal.cli.ending import ended
+
+    sys.exit(ended(partial(_run, sys.argv[1:])))
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["check"]:
         from hal.cli import quick
 
         if (status := quick.check(arguments[1:])) is not None:
-            sys.exit(status)
+            return status
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     _app(wanted)(arguments, prog_name="hal")
+    return 0
 
 
 def _app(wanted: str) -> "typer.Typer":

@@ -4,7 +4,8 @@ import json
 import platform
 from collections import defaultdict
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distributions, version
+from functools import partial
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from typing import Any, Final
 
 import typer
@@ -12,7 +13,8 @@ import typer
 from hal.cli.errors import REFUSED, reporting
 from hal.cli.options import AsJson, Debug
 from hal.cli.output import aligned
-from hal_registry import API, Code, Fault, Registry, default_registry, library_reasons
+from hal.cli.question import installed
+from hal_registry import API, Code, Failure, Fault, Registry, attempt, library_reasons
 
 LIBRARIES: Final = ("torch", "triton", "torch-npu", "transformers", "safetensors")
 
@@ -23,7 +25,7 @@ def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
     Exit status 1 says that a plugin is broken or that two distributions claim one import name.
     """
     with reporting("doctor", debug):
-        registry = default_registry()
+        registry = installed()
         facts = _facts(registry)
         typer.echo(json.dumps(facts, indent=1) if as_json else "\n".join(_lines(facts)))
     blocked = (Code.PLUGIN_BLOCKED,)
@@ -75,13 +77,17 @@ def clashes() -> dict[str, list[str]]:
     """
     owners: dict[str, set[str]] = defaultdict(set)
     for found in distributions():
-        for file in found.files or ():
-            parts = file.parts
-            if len(parts) == 2 and parts[1] == "__init__.py":
-                owners[parts[0]].add(found.name)
-            elif len(parts) == 1 and file.suffix == ".py":
-                owners[file.stem].add(found.name)
+        modules = attempt(partial(_modules, found))
+        for name in [] if isinstance(modules, Failure) else modules:
+            owners[name].add(found.name or "a distribution without a name")
     return {name: sorted(two) for name, two in sorted(owners.items()) if len(two) > 1}
+
+
+def _modules(found: Distribution) -> set[str]:
+    """The top-level modules of a distribution, by the list of its files."""
+    files = [file for file in found.files or () if file.suffix == ".py"]
+    packages = {f.parts[0] for f in files if len(f.parts) == 2 and f.name == "__init__.py"}
+    return packages | {file.stem for file in files if len(file.parts) == 1}
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:

@@ -24,7 +24,7 @@ def reporting(command: str, debug: bool = False) -> Iterator[None]:
 
     try:
         yield
-    except typer.Exit:
+    except (typer.Exit, BrokenPipeError):
         raise
     except Exception as error:
         if debug:

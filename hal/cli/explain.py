@@ -23,10 +23,10 @@ from hal.cli.options import (
     Width,
 )
 from hal.cli.output import aligned
-from hal.cli.question import question
+from hal.cli.question import answered, plugins_aside, question
 from hal.decision import Decision, Question, alternatives
 from hal.requirements import dtypes
-from hal.selection import Explanation, judge_only, proof_level
+from hal.selection import Explanation, proof_level
 from hal_registry import Fault, Judged
 
 
@@ -60,8 +60,9 @@ def explain(
             graphs=graphs,
             providers=provider,
         )
-        answer = judge_only(asked)
-        text = json.dumps(_plain(answer), indent=1) if as_json else "\n".join(_lines(answer))
+        answer = answered(asked)
+        with plugins_aside():  # other devices are judged for the text
+            text = json.dumps(_plain(answer), indent=1) if as_json else "\n".join(_lines(answer))
     typer.echo(text)
     if not answer.fits:
         raise typer.Exit(REFUSED)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from hal.cli.ending import INTERRUPTED
 from hal.cli.errors import REFUSED, reporting
 from hal.cli.generate_job import Job, Output, serve
+from hal.cli.question import plugins_aside
 from hal.errors import HalError
 from hal.refusal import Unsupported
 from hal.runtime.request import FinishReason, RequestError, check_request
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
     from hal.integrations.transformers import Folder
     from hal.integrations.transformers.prompts import Prompt
-
-INTERRUPTED: Final = 130
-"""Exit status after Ctrl-C, as shells have it."""
-BROKEN_PIPE: Final = 141
 
 NO_PLUGIN: Final = frozenset(
     {
@@ -107,13 +103,9 @@ def generate(
 
 @contextmanager
 def _ending(debug: bool) -> Iterator[None]:
-    """Turn a refusal, an interrupt or a reader that left into an exit status."""
+    """Turn a refusal or an interrupt into an exit status."""
     try:
         yield
-    except BrokenPipeError as error:
-        # Nothing may be written any more, not even by the flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(BROKEN_PIPE) from error
     except KeyboardInterrupt as error:
         _say("interrupted")
         raise typer.Exit(INTERRUPTED) from error
@@ -141,7 +133,8 @@ def _run(settings: Settings, texts: list[str], ids: list[str], file: Path | None
     given = list(_given(texts, ids, file))
     if not given:
         raise RequestError("there is no prompt; give --prompt, --ids or --prompts")
-    job = _prepare(settings, given)
+    with plugins_aside():
+        job = _prepare(settings, given)
     interrupted = serve(job, settings.as_json)
     job.report()
     if interrupted:

@@ -8,13 +8,14 @@ import typer
 
 from hal.cli.errors import reporting
 from hal.cli.options import AsJson, Debug
-from hal.cli.output import markdown, show_table
+from hal.cli.output import aligned, markdown
+from hal.cli.question import answered, installed
 from hal.decision import Question
 from hal.device import Device
 from hal.model.families import FAMILIES
 from hal.options import Options
-from hal.selection import Explanation, judge_only
-from hal_registry import LEVELS, Candidate, Registry, default_registry
+from hal.selection import Explanation
+from hal_registry import LEVELS, Candidate, Code, Registry
 
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print docs/support-matrix.md.")]
 
@@ -52,7 +53,7 @@ def matrix(as_markdown: AsMarkdown = False, as_json: AsJson = False, debug: Debu
     Each family is asked at a usual size, in bfloat16; `hal check` answers for one config.
     """
     with reporting("matrix", debug):
-        registry = default_registry()
+        registry = installed()
         devices = registry.devices()
         found = {name: _answers(name, devices, registry) for name in sorted(FAMILIES)}
         if as_json:
@@ -60,7 +61,7 @@ def matrix(as_markdown: AsMarkdown = False, as_json: AsJson = False, debug: Debu
         elif as_markdown:
             typer.echo("\n".join(_page(found, registry)))
         else:
-            show_table(("family", *devices), _rows(found))
+            typer.echo("\n".join(aligned([("family", *devices), *_rows(found)])))
 
 
 def example(family: str) -> dict[str, object]:
@@ -70,7 +71,7 @@ def example(family: str) -> dict[str, object]:
 
 def _answers(family: str, devices: tuple[str, ...], registry: Registry) -> dict[str, Explanation]:
     config = example(family)
-    return {d: judge_only(Question(Device(d), config, Options(), registry)) for d in devices}
+    return {d: answered(Question(Device(d), config, Options(), registry)) for d in devices}
 
 
 def _rows(found: Mapping[str, Mapping[str, Explanation]]) -> list[tuple[str, ...]]:
@@ -86,8 +87,10 @@ def _cell(answer: Explanation) -> str:
         return f"{' + '.join(dict.fromkeys(c.provider for c in choices))}: {weakest}"
     if answer.refusal is None:
         return "no"
-    reason = answer.refusal.all_reasons()[0]
-    return f"no: {reason.code} {reason.subject}"
+    first, *others = answer.refusal.all_reasons()
+    whole = first.code is Code.INTERFACE_MISSING
+    same = [reason.subject for reason in others if whole and reason.code is first.code]
+    return f"no: {first.code} {', '.join(dict.fromkeys((first.subject, *same)))}"
 
 
 def _proofs(candidate: Candidate) -> Iterator[tuple[str, ...]]:
@@ -100,10 +103,20 @@ def _proofs(candidate: Candidate) -> Iterator[tuple[str, ...]]:
             proof.level,
             proof.date or "-",
             proof.versions or "-",
+            proof.report or "-",
         )
 
 
-PROOF_HEADER: Final = ("provider", "operation", "dtype", "arch", "level", "date", "versions")
+PROOF_HEADER: Final = (
+    "provider",
+    "operation",
+    "dtype",
+    "arch",
+    "level",
+    "date",
+    "versions",
+    "report",
+)
 
 
 def _page(found: Mapping[str, Mapping[str, Explanation]], registry: Registry) -> Iterator[str]:
@@ -120,7 +133,9 @@ def _page(found: Mapping[str, Mapping[str, Explanation]], registry: Registry) ->
     yield "## Proofs"
     yield ""
     yield "`hardware`: ran on the device. `interpreter`: the same source ran elsewhere. `compiled`:"
-    yield "it was built, no more. An operation that is not listed is unproved."
+    yield "it was built, no more. An operation that is not listed is unproved. Proofs by hardware"
+    yield "rest on a report of the conformance kit, which `make report PROVIDER=NAME` makes anew; a"
+    yield "test holds it against the manifest."
     yield ""
     yield from markdown(PROOF_HEADER, [row for c in registry.candidates for row in _proofs(c)])
 

@@ -9,8 +9,9 @@ import typer
 from hal.cli.errors import reporting
 from hal.cli.options import Debug
 from hal.cli.skeleton import FILES
+from hal_registry.vocabulary import NAME as DEVICE
 
-NAME: Final = re.compile(r"([a-z][a-z0-9_]*)\.([a-z][a-z0-9_]*)")
+NAME: Final = re.compile(rf"({DEVICE.pattern})\.([a-z][a-z0-9_]*)")
 
 Name = Annotated[str, typer.Argument(help="<device>.<flavour>, as acme.torch.", show_default=False)]
 Folder = Annotated[str, typer.Option("--path", help="Where to write; hal-<device> by default.")]

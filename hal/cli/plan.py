@@ -12,11 +12,11 @@ from hal.cards import CARDS
 from hal.cli.errors import REFUSED, reporting
 from hal.cli.options import Arch, AsJson, Config, Debug, Dtype, StateDtype, Tp, Where, Width
 from hal.cli.output import aligned, read_bytes, read_tokens, show_bytes
-from hal.cli.question import question
+from hal.cli.question import answered, question
 from hal.decision import Question
 from hal.model.source import text_config
 from hal.requirements import dtypes
-from hal.selection import Explanation, judge_only
+from hal.selection import Explanation
 from hal.states import StateFormat, StateSpec, plan_states
 from hal.weights import WeightBytes, weight_bytes
 
@@ -62,7 +62,7 @@ def plan(
             tp=tp,
             speculative=speculative,
         )
-        answer = judge_only(asked)
+        answer = answered(asked)
         room, speed = _card(card, memory, bandwidth)
         load = _load(answer, read_tokens(context, "--context"), _weights(config, weights))
         if load is None:

@@ -1,13 +1,38 @@
 """A command line's options as a question to the installed plugins; imports no typer."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from hal.decision import Question
 from hal.device import Device
 from hal.options import Shard, Speculative
-from hal.selection import make_options
-from hal_registry import default_registry
+from hal.selection import Explanation, judge_only, make_options
+from hal_registry import Registry, default_registry
+
+
+@contextmanager
+def plugins_aside() -> Iterator[None]:
+    """Send to stderr what plugins print: stdout is for the answer alone."""
+    stdout = sys.stdout
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+
+
+def installed() -> Registry:
+    """The installed plugins, whatever they print while they load."""
+    with plugins_aside():
+        return default_registry()
+
+
+def answered(asked: Question) -> Explanation:
+    """The answer by manifests alone, whatever hooks and checks print."""
+    with plugins_aside():
+        return judge_only(asked)
 
 
 def question(
@@ -36,7 +61,7 @@ def question(
         graphs,
         dict(map(_pair, providers or ())),
     )
-    return Question(_place(device, arch), config, options, default_registry())
+    return Question(_place(device, arch), config, options, installed())
 
 
 def _place(device: str, arch: str) -> Device:

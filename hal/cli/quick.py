@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hal.cli.errors import BAD_INPUT, REFUSED, line
-from hal.cli.question import question
+from hal.cli.question import answered, question
 from hal.decision import Question
-from hal.selection import judge_only
 
 TEXTS: Final = {
     "--device": "device",
@@ -33,7 +32,7 @@ REPEATED: Final = {"--provider": "providers"}
 
 def show(asked: Question, as_json: bool) -> int:
     """Print the answer and give the exit status."""
-    answer = judge_only(asked)
+    answer = answered(asked)
     text = json.dumps(answer.to_dict(), indent=1) if as_json else str(answer)
     sys.stdout.write(text + "\n")
     return 0 if answer.fits else REFUSED
@@ -47,6 +46,8 @@ def check(arguments: Sequence[str]) -> int | None:
     as_json = bool(options.pop("as_json", False))
     try:
         return show(question(**options), as_json)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         sys.stderr.write(f"hal check: {line(error)}\n")
         return BAD_INPUT
@@ -75,7 +76,7 @@ _VALUED: Final[Mapping[str, str]] = {**TEXTS, **NUMBERS, **REPEATED}
 
 def _take(options: dict[str, Any], name: str, value: str) -> bool:
     """Set an option; False where its value is not plainly one."""
-    if not value or (name in NUMBERS and not value.isdecimal()):
+    if not value or (name in NUMBERS and not (value.isdecimal() and len(value) < 10)):
         return False
     if name in REPEATED:
         options.setdefault(REPEATED[name], []).append(value)

@@ -54,12 +54,24 @@ def text_config(config: ConfigLike) -> Mapping[str, object]:
 
 
 def _mapping(config: object, name: str | None = None) -> Mapping[str, object]:
+    try:
+        found = _entries(config)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as cause:  # the object is the caller's, and may do anything
+        text = f"{name or 'the config'} cannot be read: a {type(config).__name__} raised "
+        raise ConfigError(f"{text}{type(cause).__name__}", name) from cause
+    if not isinstance(found, dict):
+        need = "a mapping" if name else "a config object, a mapping or the path of a config.json"
+        raise ConfigError(f"{name or 'the config'} must be {need}, found {shown(found)}", name)
+    return found
+
+
+def _entries(config: object) -> object:
+    """What the object holds; a mapping is copied, so that what it computes is computed here."""
     if isinstance(config, SupportsToDict) and not isinstance(config, type):
         config = config.to_dict()
-    if not isinstance(config, Mapping):
-        need = "a mapping" if name else "a config object, a mapping or the path of a config.json"
-        raise ConfigError(f"{name or 'the config'} must be {need}, found {shown(config)}", name)
-    return config
+    return dict(config) if isinstance(config, Mapping) else config
 
 
 def _inner(data: Mapping[str, object]) -> Mapping[str, object] | None:
@@ -93,8 +105,8 @@ def _load(path: str | os.PathLike[str]) -> Mapping[str, object]:
         data = json.loads(file.read_text(encoding="utf-8"))
     except ConfigError:
         raise
-    except (OSError, ValueError, RecursionError) as cause:
-        raise ConfigError(f"{shown(os.fspath(path))} cannot be read as JSON: {cause}") from cause
+    except (OSError, ValueError, TypeError, RecursionError) as cause:
+        raise ConfigError(f"{shown(str(path))} cannot be read as JSON: {cause}") from cause
     if not isinstance(data, Mapping):
         raise ConfigError(f"{file} must hold a JSON object, found {shown(data)}")
     return data

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hal.binding import build
+from hal.binding import construct
 from hal.device import Device
 from hal.interfaces import Provider
 from hal.testing.case import Call
@@ -53,7 +53,8 @@ class Subject:
         """The provider built for these layouts."""
         key = tuple(sorted(layouts.items()))
         if key not in self.built:
-            self.built[key] = build(self.candidate, Device(self.candidate.manifest.device), layouts)
+            device = Device(self.candidate.manifest.device)
+            self.built[key] = construct(self.candidate, device, layouts)
         return self.built[key]
 
     @property

@@ -30,8 +30,12 @@ class PluginFault(Exception):
     """A plugin that loaded but cannot be accepted."""
 
     def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
+        super().__init__(code, message)  # all arguments, so that it can be pickled
         self.code = code
+
+    def __str__(self) -> str:
+        """The message alone."""
+        return str(self.args[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +129,29 @@ class _Scan:
             name = attempt(lambda: found.name)
             name = name if isinstance(name, str) else "unknown"
             point = _Point(name, name, "", "0", object)
-            self.record(point, Code.PLUGIN_BROKEN, failure.text, failure.traceback)
+            self.fail(point, failure)
 
     def visit(self, point: _Point) -> None:
         """Load one plugin; whatever it raises stays with it."""
-        failure = attempt(partial(self._load, point))
-        if failure is None:
-            return
+        if (failure := attempt(partial(self._load, point))) is not None:
+            self.fail(point, failure)
+
+    def fail(self, point: _Point, failure: Failure) -> None:
+        """Record what a plugin raised, or raise it where faults are not to pass.
+
+        What is no Exception, as SystemExit, is raised as a fault: it would end the host in silence.
+        """
+        error = failure.error
         if self.strict:
-            failure.error.add_note(f"while loading the plugin {point.key}")
-            raise failure.error
-        fault = failure.error if isinstance(failure.error, PluginFault) else None
-        code = fault.code if fault else Code.PLUGIN_BROKEN
-        self.record(point, code, str(fault) if fault else failure.text, failure.traceback)
+            if not isinstance(error, Exception):
+                error = PluginFault(Code.PLUGIN_BROKEN, failure.text)
+                error.__cause__ = failure.error
+            error.add_note(f"while loading the plugin {point.key}")
+            raise error
+        if isinstance(error, PluginFault):
+            self.record(point, error.code, str(error), failure.traceback)
+        else:
+            self.record(point, Code.PLUGIN_BROKEN, failure.text, failure.traceback)
 
     def record(self, point: _Point, code: Code, error: str, trace: str = "") -> None:
         """Keep what is wrong with a plugin."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -50,7 +51,8 @@ class Proof:
     """How an operation was shown to be right, for one arch and dtype.
 
     `hardware` ran on the device, `interpreter` ran the same source elsewhere, `compiled` was only
-    built. `report` names the document, `date` and `versions` say when and with what.
+    built. `report` names the document, `date` and `versions` say when and with what; proofs by
+    hardware have all three.
     """
 
     operation: str
@@ -68,7 +70,9 @@ class Manifest:
 
     `load` and `probe` are dotted paths "module:name", imported only after the manifest has won.
     `needs` are version requirements of libraries, `hints` say how to get those that are not on
-    PyPI. `check` adds constraints that sets cannot say. Higher `priority` wins, 0 is the ordinary.
+    PyPI. `check` adds constraints that sets cannot say; a function of a module, so that what holds
+    the manifest can be pickled. Higher `priority` wins, 0 is the ordinary. Without `probe` there is
+    one device.
     """
 
     name: str
@@ -96,6 +100,12 @@ class Manifest:
         object.__setattr__(self, "offers", MappingProxyType(dict(self.offers)))
         object.__setattr__(self, "hints", MappingProxyType(dict(self.hints)))
 
+    def __reduce__(self) -> tuple[Callable[[], "Manifest"], tuple[()]]:
+        """Pickle and copy by plain dicts: read-only views of them cross no process."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values |= {"offers": dict(self.offers), "hints": dict(self.hints)}
+        return partial(type(self), **values), ()
+
     @property
     def interfaces(self) -> tuple[str, ...]:
         """The interfaces with at least one offered operation, sorted."""
@@ -122,11 +132,13 @@ def _hold(good: bool, manifest: Manifest, where: str, expected: str, value: obje
         raise ManifestError(f"{manifest.name}: {where}: expected {expected}, got {value!r}")
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
+    """Whether a plugin gave text."""
     return isinstance(value, str)
 
 
-def _is_int(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether a plugin gave an integer from 0 up; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -134,17 +146,31 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str) and all(value.partition(":")) and value.count(":") == 1
 
 
-_CLAUSE: Final = r"(===|==|~=|!=|<=|>=|<|>)\s*[\w.*+!-]+"
-_NEED: Final = re.compile(rf"[\w.-]+(\[[\w,. -]*\])?\s*({_CLAUSE}(\s*,\s*{_CLAUSE})*)?(\s*;.+)?")
-"""A version requirement; `packaging` reads it when the library is looked for."""
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and words.NAME.fullmatch(value) is not None
+
+
+_CLAUSE: Final = r"(==|!=|<=|>=|<|>)[0-9]+(\.[0-9]+)*"
+_PLAIN_NEED: Final = re.compile(rf"[a-z0-9]+(-[a-z0-9]+)*({_CLAUSE}(,{_CLAUSE})*)?")
+"""Requirements that `packaging`, whose import costs more than a whole answer, need not look at."""
 
 
 def _is_need(value: object) -> bool:
-    return isinstance(value, str) and _NEED.fullmatch(value) is not None
+    return isinstance(value, str) and bool(_PLAIN_NEED.fullmatch(value) or _parses(value))
+
+
+def _parses(text: str) -> bool:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        marker = Requirement(text).marker
+        return marker is None or marker.evaluate() in (True, False)
+    except (InvalidRequirement, ValueError):  # a marker may compare what cannot be compared
+        return False
 
 
 def _is_pair(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_int, value))
+    return isinstance(value, tuple) and len(value) == 2 and all(map(is_count, value))
 
 
 def _all(fits: Callable[[object], bool]) -> Callable[[Any], bool]:
@@ -152,20 +178,20 @@ def _all(fits: Callable[[object], bool]) -> Callable[[Any], bool]:
 
 
 _FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
-    "name": (_is_text, "text"),
-    "device": (lambda v: _is_text(v) and v.isidentifier(), "a device type"),
+    "name": (is_text, "text"),
+    "device": (_is_name, "a device type such as 'cuda'"),
     "api": (_is_pair, "(major, minor)"),
     "load": (_is_path, "'module:name'"),
     "offers": (lambda v: isinstance(v, Mapping), "offers by operation"),
     "probe": (lambda v: v == "" or _is_path(v), "'module:name' or nothing"),
     "needs": (_all(_is_need), "a tuple of version requirements, as 'torch>=2.11'"),
     "hints": (
-        lambda v: isinstance(v, Mapping) and all(map(_is_text, [*v, *v.values()])),
+        lambda v: isinstance(v, Mapping) and all(map(is_text, [*v, *v.values()])),
         "texts by library",
     ),
-    "arches": (_all(_is_text), "a tuple of names"),
-    "priority": (_is_int, "an integer from 0 up"),
-    "note": (_is_text, "text"),
+    "arches": (_all(_is_name), "a tuple of names such as 'sm_90'"),
+    "priority": (is_count, "an integer from 0 up"),
+    "note": (is_text, "text"),
     "check": (lambda v: v is None or callable(v), "a function or nothing"),
     "proofs": (_all(lambda v: isinstance(v, Proof)), "a tuple of Proof"),
 }
@@ -196,20 +222,26 @@ def _check_offers(manifest: Manifest) -> None:
         _hold(offered, manifest, "proofs", "an offered operation", proof.operation)
         levels = ", ".join(words.LEVELS)
         _hold(proof.level in words.LEVELS, manifest, "proofs", f"one of {levels}", proof.level)
+        told = (proof.date, proof.versions, proof.report)
+        whole = all(told) or proof.level != "hardware"
+        texts = whole and all(map(is_text, (*told, proof.dtype, proof.arch)))
+        _hold(texts, manifest, f"proofs: {proof.operation}", "date, versions and report", told)
 
 
 def _check_values(manifest: Manifest, where: str, name: str, values: Any) -> None:
     sized = isinstance(values, Collection) and not isinstance(values, (str, bytes, Mapping))
     _hold(sized, manifest, where, "a set, tuple or range", values)
+    if isinstance(values, range):
+        values = (*values[:1], *values[-1:])  # a long one is as good as its ends
     for value in values:
         if name in _KNOWN:
             expected = f"one of {', '.join(_KNOWN[name])}"
             _hold(value in _KNOWN[name], manifest, where, expected, value)
         elif name == "arches":
-            _hold(_is_text(value), manifest, where, "names", value)
+            _hold(_is_name(value), manifest, where, "names such as 'sm_90'", value)
         else:
             pair = name == "head_dims" and _is_pair(value)
-            _hold(pair or _is_int(value), manifest, where, "integers", value)
+            _hold(pair or is_count(value), manifest, where, "integers", value)
 
 
 def _plain(offer: Offer) -> dict[str, object]:

@@ -1,12 +1,14 @@
 """Look at the machine: libraries by their metadata, the device through the provider's probe."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hal_registry.guard import Failure, attempt
+from hal_registry.manifest import is_count, is_text
 from hal_registry.reasons import Code, Reason
 from hal_registry.registry import Candidate, broken
 
@@ -22,32 +24,43 @@ class Presence:
     arch: str = ""
     detail: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse a count that is none; the probe that gave it is told."""
+        if not (is_count(self.count) and is_text(self.arch) and is_text(self.detail)):
+            raise TypeError(f"expected a count of devices and two texts, got {self!r}")
+
 
 def library_reasons(candidate: Candidate) -> Iterator[Reason]:
     """Libraries that are missing or of the wrong version; nothing is imported."""
+    for text in candidate.manifest.needs:
+        found = attempt(partial(_lack, text, candidate.manifest.hints))
+        if isinstance(found, Failure):
+            yield broken(text, "a library whose version can be read", found.text)
+        elif found is not None:
+            yield found
+
+
+def _lack(text: str, hints: Mapping[str, str]) -> Reason | None:
     from packaging.requirements import Requirement as LibraryRequirement
 
-    manifest = candidate.manifest
-    for text in manifest.needs:
-        need = LibraryRequirement(text)
-        if need.marker is not None and not need.marker.evaluate():
-            continue
-        hint = manifest.hints.get(need.name, f"pip install '{text}'")
-        try:
-            found = version(need.name)
-        except PackageNotFoundError:
-            yield Reason(Code.LIBRARY_MISSING, need.name, str(need), "not installed", fix=hint)
-            continue
-        if not need.specifier.contains(found, prereleases=True):
-            yield Reason(Code.LIBRARY_VERSION, need.name, str(need), f"version {found}", fix=hint)
+    need = LibraryRequirement(text)
+    if need.marker is not None and not need.marker.evaluate():
+        return None
+    hint = hints.get(need.name, f"pip install '{text}'")
+    try:
+        found = version(need.name)
+    except PackageNotFoundError:
+        return Reason(Code.LIBRARY_MISSING, need.name, str(need), "not installed", fix=hint)
+    if need.specifier.contains(found, prereleases=True):
+        return None
+    return Reason(Code.LIBRARY_VERSION, need.name, str(need), f"version {found}", fix=hint)
 
 
 def device_presence(candidate: Candidate, index: int | None) -> Presence | Reason:
-    """Ask the provider's probe; without one the device is taken to be there."""
+    """Ask the provider's probe; without one there is one device."""
     path, device = candidate.manifest.probe, candidate.manifest.device
-    if not path:
-        return Presence(count=1 + (index or 0))
-    found = attempt(lambda: load(path)(index))
+    one = Presence(1, detail="a provider without a probe has one device")
+    found = attempt(lambda: load(path)(index)) if path else one
     if not isinstance(found, Presence):
         text = found.text if isinstance(found, Failure) else repr(found)
         return broken(candidate.name, f"a Presence from its probe {path}", text)
@@ -57,7 +70,7 @@ def device_presence(candidate: Candidate, index: int | None) -> Presence | Reaso
         Code.DEVICE_ABSENT,
         subject=device,
         needed=f"{device}:{index or 0}",
-        offered=f"{found.count} devices",
+        offered="1 device" if found.count == 1 else f"{found.count} devices",
         detail=found.detail,
         fix=f"run where {device}:{index or 0} is; `hal check` answers without the device",
     )

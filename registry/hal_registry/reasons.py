@@ -38,6 +38,13 @@ class Reason:
     detail: str = ""
     fix: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse what is no code or no text where it is made, not where it is shown."""
+        Code(self.code)
+        for name in ("subject", "needed", "offered", "detail", "fix"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} of a Reason: expected text, got {getattr(self, name)!r}")
+
     def __str__(self) -> str:
         """The finding on one line, without the fix."""
         detail = f" ({self.detail})" if self.detail else ""

@@ -81,7 +81,11 @@ class Registry:
 
     candidates: tuple[Candidate, ...] = ()
     faults: tuple[Fault, ...] = ()
-    plugins: pluggy.PluginManager | None = None
+    plugins: pluggy.PluginManager | None = field(default=None, compare=False)
+
+    def __reduce__(self) -> tuple[type["Registry"], tuple[object, ...]]:
+        """Pickle and copy what was found; the hooks stay in the process that loaded them."""
+        return type(self), (self.candidates, self.faults)
 
     @classmethod
     def of(cls, *manifests: Manifest, faults: Sequence[Fault] = ()) -> "Registry":

@@ -3,6 +3,7 @@
 Closed on purpose, so that a misspelt word in a manifest is an error and not a missing offer.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -15,6 +16,9 @@ def speaks(api: tuple[int, int]) -> bool:
     """Whether a plugin of that API is understood: the same major, no newer minor."""
     return api[0] == API[0] and api[1] <= API[1]
 
+
+NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
+"""Form of device types and arches: what a device string such as "cuda:sm_90" can name."""
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 

@@ -99,6 +99,11 @@ BAD = {
     "two arches": (["check", LFM, "-d", "cuda:sm_90", "--arch", "sm_80"], "is not the arch of"),
     "arch without form": (["check", LFM, "-d", "cuda", "--arch", "SM 90"], "device: got 'cuda:SM"),
     "explain": (["explain", "/no/such.json", "-d", "cpu"], "found no such file"),
+    "memory without a unit": (
+        ["plan", LFM, "-d", "cpu", "--memory", "141"],
+        "--memory: got '141', expected a size with its unit, such as 141GiB",
+    ),
+    "device index": (["check", LFM, "-d", "cpu:" + "9" * 5000], "device: got 'cpu:999"),
     "memory": (["plan", LFM, "-d", "cpu", "--memory", "much"], "--memory: got 'much'"),
     "bandwidth": (["plan", LFM, "-d", "cpu", "--bandwidth", "4x"], "--bandwidth: got '4x'"),
     "context": (["plan", LFM, "-d", "cpu", "--context", "0"], "--context: got '0'"),
@@ -135,7 +140,14 @@ def test_debug_adds_the_traceback(call: Call, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["chek"], ["check"], ["check", LFM], ["check", LFM, "-d", "cpu", "--nope"]]
+    "arguments",
+    [
+        ["check", LFM, "-d", "cpu", "--tp", "9" * 5000],
+        ["chek"],
+        ["check"],
+        ["check", LFM],
+        ["check", LFM, "-d", "cpu", "--nope"],
+    ],
 )
 def test_a_wrong_command_line_is_told_how_to_get_help(call: Call, arguments: list[str]) -> None:
     ran = call(*arguments)
@@ -148,9 +160,9 @@ def test_the_help_lists_every_command_and_imports_none_of_them() -> None:
     from hal.cli import COMMANDS
 
     code = (
-        "import sys; sys.argv = ['hal', '--help']\nfrom hal.cli import main\n"
+        "import sys; sys.argv = ['hal', '--help']\nfrom hal.cli import COMMANDS, main\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "print([m for m in sys.modules if m.startswith('hal.cli.')])"
+        "print([c for c in COMMANDS if 'hal.cli.' + c.replace('-', '_') in sys.modules])"
     )
     ran = Zoo(Path("/")).python(code)
     assert ran.stdout.splitlines()[-1] == "[]"

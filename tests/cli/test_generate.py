@@ -14,8 +14,9 @@ from typer.testing import CliRunner, Result
 
 from hal.cli import generate as command
 from hal.cli import generate_job
+from hal.cli.ending import INTERRUPTED
 from hal.cli.errors import BAD_INPUT, REFUSED
-from hal.cli.generate import INTERRUPTED, generate
+from hal.cli.generate import generate
 from hal.errors import ProviderError
 from hal.integrations.transformers import Engine, Runner
 from support.models import folder_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hal.cli.ending import BROKEN_PIPE, INTERRUPTED
 from hal.cli.errors import REFUSED
-from hal.cli.generate import BROKEN_PIPE, INTERRUPTED
 from support.models import folder_of
 
 ENTRY = ("-m", "hal.cli")

@@ -125,7 +125,7 @@ def test_a_new_provider_is_found_and_refuses_every_model_by_name(skeleton: Path)
     code = CHECK.format(families="'qwen3_next',", device="quick_chip")
     line = run_python(code, PYTHONPATH=str(skeleton.parent / "site")).stdout
     assert line.startswith("qwen3_next False ")
-    assert "qwen3_next cannot run on quick_chip: conv is needed" in line
+    assert "qwen3_next cannot run on quick_chip: conv and delta_rule are needed" in line
 
 
 @pytest.mark.parametrize(

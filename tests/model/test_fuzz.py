@@ -1,4 +1,7 @@
-"""Whatever happens to a config, reading gives a spec or a ConfigError, and nothing else."""
+"""Whatever happens to a config, reading gives a spec or a ConfigError, and nothing else.
+
+`make fuzz` takes 10^5 configs instead of 3,000.
+"""
 
 import copy
 import json
@@ -7,8 +10,6 @@ import os
 import random
 from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from hal.errors import ConfigError
 from hal.model import ATTENTION_KINDS, ModelSpec, read
@@ -165,11 +166,6 @@ def test_mutants_give_a_spec_or_a_config_error() -> None:
     specs, errors = survive(range(ROUNDS))
     assert specs > ROUNDS // 10
     assert errors > ROUNDS // 10
-
-
-@pytest.mark.slow
-def test_very_many_mutants_give_a_spec_or_a_config_error() -> None:
-    survive(range(10**6, 10**6 + 100_000))
 
 
 def test_a_mutant_reads_the_same_every_time() -> None:

@@ -1,5 +1,7 @@
 """A zoo of broken plugins: none ends the scan, hides a good one or goes unrecorded."""
 
+import copy
+import pickle
 import sys
 from pathlib import Path
 
@@ -47,6 +49,15 @@ BROKEN = {
         plugin_source("cuda.bad", offers="{'conv.prefil': Offer()}"),
         "cuda.bad: offers: expected one of conv.prefill,",
     ),
+    "need-unreadable": (
+        HOOK + "def hal_providers(): return [Manifest('cuda.bad', 'cuda', API, 'a:b', {}, "
+        "needs=('torch>=2.*',))]",
+        "cuda.bad: needs: expected a tuple of version requirements",
+    ),
+    "device-unreachable": (
+        HOOK + "def hal_providers(): return [Manifest('Cuda.bad', 'Cuda', API, 'a:b', {})]",
+        "Cuda.bad: device: expected a device type such as 'cuda', got 'Cuda'",
+    ),
     "other-device": (
         plugin_source("rocm.bad"),
         "entry point cuda.bad is for cuda, its manifest rocm.bad is not",
@@ -81,9 +92,17 @@ def test_a_broken_plugin_is_a_record_and_hides_no_good_one(zoo: Zoo, kind: str) 
 
 @pytest.mark.parametrize("kind", sorted(BROKEN))
 def test_strict_raises_what_broke_and_says_where(zoo: Zoo, kind: str) -> None:
-    zoo.plugin("dist-b", "cuda.bad", BROKEN[kind][0])
-    with pytest.raises(BaseException) as caught:
+    """What is no Exception would end the host in silence, so it is raised as one."""
+    source, cause = BROKEN[kind]
+    zoo.plugin("dist-b", "cuda.bad", source)
+    with pytest.raises(Exception) as caught:
         discover(strict=True)
+    error = caught.value
+    assert isinstance(error, PluginFault) or not isinstance(error.__cause__, SystemExit)
+    if kind in ("system-exit", "base-exception", "hook-exits"):
+        assert isinstance(error, PluginFault)
+        assert cause in str(error)
+        assert error.__cause__ is not None
     assert caught.value.__notes__ == ["while loading the plugin cuda.bad of dist-b"]
 
 
@@ -120,6 +139,9 @@ def test_unreadable_metadata_is_a_record_if_it_names_the_group(zoo: Zoo) -> None
     registry = discover()
     assert names(registry) == ["cuda.good"]
     assert [fault.distribution for fault in registry.faults] == ["ours"]
+    with pytest.raises(Exception, match="missing 1 required") as caught:
+        discover(strict=True)
+    assert caught.value.__notes__ == ["while loading the plugin ours of ours"]
 
 
 @pytest.mark.parametrize("thing", ["None", "3", "'text'", "object()"])
@@ -307,3 +329,14 @@ def test_plugin_fault_is_an_exception_with_its_code(zoo: Zoo) -> None:
     with pytest.raises(PluginFault) as caught:
         discover(strict=True)
     assert caught.value.code is Code.PLUGIN_BROKEN
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.code, str(again)) == (caught.value.code, str(caught.value))
+
+
+def test_a_registry_crosses_a_process_without_its_hooks(zoo: Zoo) -> None:
+    zoo.plugin("dist-a", "cuda.one")
+    zoo.plugin("dist-b", "cuda.bad", "x = 1")
+    registry = discover()
+    for again in (pickle.loads(pickle.dumps(registry)), copy.deepcopy(registry)):
+        assert again == registry
+        assert again.vetoes(None) == ()

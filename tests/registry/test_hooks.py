@@ -5,6 +5,7 @@ import pytest
 from hal_registry import Code, Failure, Fault, Reason, Registry, attempt, discover
 from support.registry import Zoo, manifest
 
+WORD = "Code.MODE_UNSUPPORTED"
 HOOK = "from hal_registry import *\n@hookimpl\n"
 
 
@@ -39,7 +40,14 @@ def test_vetoes_are_collected_over_all_plugins(zoo: Zoo) -> None:
 
 @pytest.mark.parametrize(
     ("body", "text"),
-    [("raise KeyError('policy')", "'policy'"), ("return 1", "1"), ("return ['no']", "['no']")],
+    [
+        ("raise KeyError('policy')", "'policy'"),
+        ("return 1", "1"),
+        ("return ['no']", "['no']"),
+        (f"return [Reason({WORD}, None, 'a', 'b')]", "subject of a Reason: expected text"),
+        (f"return [Reason({WORD}, 'a', 'b', 3)]", "offered of a Reason: expected text"),
+        ("return [Reason('no-such-code', 'a', 'b', 'c')]", "'no-such-code' is not a valid Code"),
+    ],
 )
 def test_a_veto_that_fails_is_a_reason_and_not_a_pass(zoo: Zoo, body: str, text: str) -> None:
     plugin(zoo, "a", f"def hal_veto(selection): {body}")

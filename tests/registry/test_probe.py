@@ -2,10 +2,11 @@
 
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
-from hal_registry import Code, Presence, Reason, device_presence, library_reasons, load
+from hal_registry import Code, Presence, Reason, device_presence, library_reasons, load, probe
 from support.registry import candidate
 
 PROBES = "zoo_probes"
@@ -17,6 +18,11 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> None:
     module.two = lambda index: Presence(2, arch="sm_90")
     module.none = lambda index: Presence(0, detail="the driver finds no device")
     module.rubbish = lambda index: 2
+    module.words = lambda index: Presence("many")  # type: ignore[arg-type]
+    module.null = lambda index: Presence(None)  # type: ignore[arg-type]
+    module.true = lambda index: Presence(True)
+    module.minus = lambda index: Presence(-1)
+    module.arch = lambda index: Presence(1, arch=None)  # type: ignore[arg-type]
     module.exits = lambda index: sys.exit("no driver")
     monkeypatch.setitem(sys.modules, PROBES, module)
 
@@ -67,9 +73,31 @@ def test_a_need_of_another_platform_is_none() -> None:
     assert not missing("no-such-lib; python_version < '3'")
 
 
-def test_without_a_probe_the_device_is_taken_to_be_there() -> None:
-    found = device_presence(candidate("cuda.x"), 3)
-    assert isinstance(found, Presence)
+@pytest.mark.parametrize(("index", "there"), [(None, True), (0, True), (1, False), (9, False)])
+def test_without_a_probe_there_is_one_device(index: int | None, there: bool) -> None:
+    found = device_presence(candidate("cpu.x"), index)
+    assert isinstance(found, Presence) == there
+    if isinstance(found, Reason):
+        assert (found.code, found.needed) == (Code.DEVICE_ABSENT, f"cpu:{index}")
+        assert (found.offered, found.detail) == (
+            "1 device",
+            "a provider without a probe has one device",
+        )
+
+
+@pytest.mark.parametrize("found", [None, "no version at all", KeyError("Version"), SystemExit()])
+def test_a_library_whose_version_cannot_be_read_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, found: Any
+) -> None:
+    def installed(name: str) -> Any:
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(probe, "version", installed)
+    (reason,) = missing("pluggy>=1")
+    assert reason.code in (Code.PLUGIN_BROKEN, Code.LIBRARY_VERSION)
+    assert reason.subject.startswith("pluggy")
 
 
 @pytest.mark.usefixtures("probes")
@@ -90,7 +118,8 @@ def test_an_absent_device_is_named_with_what_the_probe_saw() -> None:
 @pytest.mark.usefixtures("probes")
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("rubbish", "2"), ("exits", "SystemExit: no driver"), ("gone", "AttributeError")],
+    [("rubbish", "2"), ("exits", "SystemExit: no driver"), ("gone", "AttributeError")]
+    + [(name, "expected a count") for name in ("words", "null", "true", "minus", "arch")],
 )
 def test_a_probe_that_fails_is_a_reason(name: str, text: str) -> None:
     found = presence(name)

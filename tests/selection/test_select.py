@@ -1,5 +1,7 @@
 """`select` decides before anything runs: probe, bind, the next candidate, or a refusal."""
 
+import copy
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("providers")
 
 
 def sidecar(name: str, load: str, **fields: Any) -> Manifest:
-    return manifest(name, "conv_state", load=f"{MODULE}:{load}", **fields)
+    return manifest(name, "conv", "conv_state", load=f"{MODULE}:{load}", **fields)
 
 
 def refused(device: str, config: Any, *manifests: Manifest, **options: Any) -> Unsupported:
@@ -45,6 +47,7 @@ def test_a_provider_that_holds_is_chosen() -> None:
         ("Lacking", Code.PROTOCOL_VIOLATION),
         ("Bare", Code.PROTOCOL_VIOLATION),
         ("Swapping", Code.PROTOCOL_VIOLATION),
+        ("Partial", Code.PROTOCOL_VIOLATION),
     ],
 )
 def test_a_provider_that_fails_late_makes_room_for_the_next(load: str, code: Code) -> None:
@@ -89,16 +92,74 @@ def test_the_probed_arch_takes_away_only_what_it_rules_out() -> None:
 
 
 def test_what_the_arch_leaves_over_stays_with_its_provider() -> None:
-    arches, probe = ("sm_90", "sm_121"), f"{MODULE}:sm_121"
-    best = sidecar("cuda.best", "Good", probe=probe, arches=arches, priority=9)
-    track = replace(EVERYTHING, arches=("sm_90",))
-    best = replace(best, offers={**best.offers, "conv_state.track": track})
-    spare = sidecar("cuda.spare", "Good", probe=probe, arches=arches)
-    chosen = hal.select("cuda", ZAYA, registry=Registry.of(best, spare), prefix_cache=True).choices
-    assert {op: choice.provider for op, choice in chosen.items()} == {
-        "conv_state.step": "cuda.best",
-        "conv_state.track": "cuda.spare",
+    fields: dict[str, Any] = {
+        "load": "hal_cpu.provider:TorchProvider",
+        "probe": f"{MODULE}:sm_121",
+        "arches": ("sm_90", "sm_121"),
     }
+    best = manifest("cpu.best", "conv", *PHASES, priority=9, **fields)
+    narrow = replace(EVERYTHING, arches=("sm_90",))
+    best = replace(best, offers={**best.offers, "delta_rule.decode": narrow})
+    spare = manifest("cpu.spare", "conv", *PHASES, **fields)
+    chosen = hal.select("cpu", GDN, registry=Registry.of(best, spare)).choices
+    assert {op: choice.provider for op, choice in chosen.items()} == {
+        "conv.prefill": "cpu.best",
+        "conv.decode": "cpu.best",
+        "delta_rule.prefill": "cpu.best",
+        "delta_rule.decode": "cpu.spare",
+    }
+
+
+@pytest.mark.parametrize("probe", ["many", "nothing"])
+def test_a_probe_that_does_not_count_is_broken(probe: str) -> None:
+    error = refused("npu", ZAYA, sidecar("npu.bad", "Good", probe=f"{MODULE}:{probe}"))
+    assert codes(error) == {Code.PLUGIN_BROKEN}
+    assert "expected a count of devices" in str(error)
+
+
+def test_a_provider_that_fails_when_it_is_built_again_is_a_provider_error() -> None:
+    selection = hal.select("cpu", ZAYA, registry=Registry.of(sidecar("cpu.flaky", "Flaky")))
+    with pytest.raises(hal.ProviderError, match=r"cpu\.flaky .*: SystemExit: the driver is open"):
+        selection.backend(slots=1, max_batch=1, max_tokens=1)
+
+
+@pytest.mark.parametrize("device", ["cpu:1", "cpu:9", "cpu:999999999"])
+@pytest.mark.parametrize("call", [hal.select, hal.explain])
+def test_without_a_probe_there_is_one_device(device: str, call: Any) -> None:
+    """The embedded CPU counts no devices, and so has no second one."""
+    try:
+        refusal = call(device, LFM).refusal
+    except Unsupported as error:
+        refusal = error.refusal
+    assert {reason.code for reason in refusal.all_reasons()} == {Code.DEVICE_ABSENT}
+    assert hal.select("cpu:0", LFM).device.index == 0
+
+
+ROUND_TRIPS = (lambda it: pickle.loads(pickle.dumps(it)), copy.deepcopy, copy.copy)
+
+
+@pytest.mark.parametrize("again", ROUND_TRIPS)
+def test_answers_cross_a_process_whole(again: Any) -> None:
+    """Engines hand them to tensor-parallel workers."""
+    selection = again(hal.select("cpu", GDN, tp=hal.Shard(0, 2), providers={"conv": "cpu.torch"}))
+    assert selection == hal.select("cpu", GDN, tp=hal.Shard(0, 2), providers={"conv": "cpu.torch"})
+    assert selection.backend(slots=1, max_batch=1, max_tokens=1)
+    for device, config in (("cpu", GDN), ("npu", GDN), ("cpu", {"model_type": "rwkv6"})):
+        answer = hal.explain(device, config)
+        other = again(answer)
+        assert other == answer
+        assert str(other) == str(answer)
+        assert other.to_dict() == answer.to_dict()
+        if answer.refusal is not None:
+            error = again(Unsupported(answer.refusal))
+            assert error.refusal == answer.refusal
+
+
+def test_a_selection_crosses_into_another_process() -> None:
+    """The other process has imported nothing."""
+    text = pickle.dumps(hal.select("cpu", GDN)).hex()
+    ran = run_python(f"import pickle; print(pickle.loads(bytes.fromhex({text!r})))")
+    assert ran.stdout == f"{hal.select('cpu', GDN)}\n", ran.stderr
 
 
 def test_an_arch_in_the_device_name_is_judged_without_a_probe() -> None:
@@ -229,7 +290,8 @@ def test_ready_gates_serve_a_model_when_raw_ones_are_not_offered() -> None:
 
 def test_the_proof_of_a_choice_is_for_the_dtype_and_arch_asked_for() -> None:
     levels = (("float32", "hardware", "sm_90"), ("float32", "compiled", ""))
-    proofs = tuple(Proof("conv.decode", d, level, arch) for d, level, arch in levels)  # type: ignore[arg-type]
+    told = ("2026-11-29", "torch 2.13", "reports/x.json")
+    proofs = tuple(Proof("conv.decode", d, level, arch, *told) for d, level, arch in levels)  # type: ignore[arg-type]
     registry = Registry.of(
         manifest("cuda.x", "conv", *PHASES, proofs=proofs, arches=("sm_90", "x"))
     )
@@ -285,7 +347,13 @@ def test_a_family_from_outside_is_served(tmp_path: Any, also: str) -> None:
 
 @pytest.mark.parametrize(
     ("body", "text"),
-    [("raise KeyError('hook')", "KeyError: 'hook'"), ("return 'rubbish'", "'rubbish'")],
+    [
+        ("raise KeyError('hook')", "KeyError: 'hook'"),
+        ("return 'rubbish'", "'rubbish'"),
+        ("return ModelSpec('rwkv6', ('layer',), 'float32', 1, 1)", "AttributeError"),
+        ("return ModelSpec('rwkv6', None, 'float32', 1, 1)", "TypeError"),
+        ("return ModelSpec(None, (), 'float32', 1, 1)", "model_type: expected text, got None"),
+    ],
 )
 def test_a_family_hook_that_fails_is_a_reason(tmp_path: Any, body: str, text: str) -> None:
     zoo = Zoo(tmp_path)
