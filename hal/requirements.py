@@ -107,12 +107,8 @@ def _scan_needs(kind: Kind, dims: ScanDims, options: Options) -> Iterator[Requir
 
 
 def _sidecar_needs(kind: Kind, options: Options) -> Iterator[Requirement]:
-    base = Requirement("conv_state", "", kind=kind.value)
-    yield _need(base, "step", options)
-    if options.speculative is not None:
-        yield _need(base, "commit", options)
-    if options.prefix_cache is not False:
-        yield _need(base, "track", options)
+    """The sidecar's view alone: commit and tracking are the convolution's, on the same tensors."""
+    yield _need(Requirement("conv_state", "", kind=kind.value), "step", options)
 
 
 def _cca_needs(dims: CcaDims, options: Options) -> Iterator[Requirement]:

@@ -34,7 +34,7 @@ class Examined:
         return operation in self.plan.base or operation in WITHOUT_TOKENS
 
 
-WITHOUT_TOKENS: Final = frozenset({"conv_state.step", "conv_state.commit", "conv_state.track"})
+WITHOUT_TOKENS: Final = frozenset({"conv_state.step"})
 """Operations that the sidecar's test and the runtime's own tests hold."""
 
 

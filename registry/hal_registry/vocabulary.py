@@ -37,7 +37,7 @@ _STATES: Final = {
 }
 _VERBS: Final = {
     "conv": ("prefill", "decode", "verify", "commit"),
-    "conv_state": ("step", "commit", "track"),
+    "conv_state": ("step",),
     "delta_rule": ("prefill", "decode", "verify", "commit", "decode_fused", "prefill_fused"),
     "scan": ("prefill", "decode", "verify", "commit"),
     "short_conv": ("prefill", "decode", "verify"),

@@ -46,7 +46,6 @@ SIDECAR = Offer(
     dtypes=FLOATS,
     layouts=("CW", "WC"),
     kinds=("short_conv", "cca"),
-    track=(1,),
     features=("negative_slots",),
 )
 
@@ -63,7 +62,7 @@ OFFERS = {
     **_with_verify("conv", CONV),
     **_with_verify("delta_rule", DELTA),
     **_with_verify("scan", SCAN),
-    **{f"conv_state.{verb}": SIDECAR for verb in ("step", "commit", "track")},
+    "conv_state.step": SIDECAR,
 }
 
 EVIDENCE = {
@@ -72,8 +71,6 @@ EVIDENCE = {
     "report": "docs/reports/cpu.torch.json",
 }
 """Of the conformance kit's last run; `make report` makes it anew, and a test compares the two."""
-UNTRIED = ("conv_state.commit", "conv_state.track")
-"""Of these the kit runs nothing, and so proves nothing."""
 
 MANIFEST = Manifest(
     name="cpu.torch",
@@ -83,10 +80,7 @@ MANIFEST = Manifest(
     needs=("torch>=2.11",),
     offers=OFFERS,
     proofs=tuple(
-        Proof(operation, dtype, "hardware", **EVIDENCE)
-        for operation in OFFERS
-        if operation not in UNTRIED
-        for dtype in FLOATS
+        Proof(operation, dtype, "hardware", **EVIDENCE) for operation in OFFERS for dtype in FLOATS
     ),
 )
 
