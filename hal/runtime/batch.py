@@ -175,6 +175,12 @@ def _check_track(batch: Batch, limits: Limits) -> None:
                 f"begin: track point (row {row}, position {position}) "
                 f"is not a multiple of {limits.track}"
             )
+        if count % limits.track and count != length:  # chunks are counted from the row's start
+            raise ValueError(
+                f"begin: track point (row {row}, position {position}) is {count} tokens into the "
+                f"row, expected a multiple of {limits.track} or its end, {length}: start the row "
+                f"at a multiple of {limits.track} or end it there"
+            )
 
 
 def _check_drafts(batch: Batch, limits: Limits) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
 from hal.errors import ProviderError
 from hal.model.spec import CcaDims, DeltaDims, ScanDims, ShortConvDims
+from hal.runtime.batch import Mode
 from hal.runtime.bound_conv import BoundConv
 from hal.runtime.cca import Cca, CcaWeights
 from hal.runtime.cca_layer import CcaLayer
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
     from hal.model.spec import Dims
     from hal.runtime.pool import Pool
     from hal.selection import Selection
+
+_FUSED: Final = {
+    "delta_rule.decode_fused": (Mode.DECODE,),
+    "delta_rule.prefill_fused": (Mode.EXTEND, Mode.MIXED, Mode.DRAFT_EXTEND),
+}
+"""The modes whose whole layer an optional operation serves."""
 
 Layer = DeltaLayer | ShortConvLayer | ScanLayer | CcaLayer
 
@@ -91,6 +98,7 @@ class Binder:
             verify=cast("DeltaRule | None", self._verifier("delta_rule")),
             draft=self._draft(layer_id, "delta_rule"),
             compiled=OperatorDelta(self._operators("delta_rule")),
+            fused=self._fused(),
         )
 
     def _short_conv(
@@ -206,6 +214,17 @@ class Binder:
         """The activation dtype that the selection was made for."""
         found: torch.dtype = getattr(torch, self.selection.dtype)
         return found
+
+    def _fused(self) -> dict[Mode, DeltaRule]:
+        """Fused operations by mode, of a provider that laid out the conv's weights too."""
+        choices = self.selection.choices
+        conv = {choices[f"conv.{verb}"].provider for verb in ("prefill", "decode")}
+        served: dict[Mode, DeltaRule] = {}
+        for operation, modes in _FUSED.items():
+            if operation in choices and conv == {choices[operation].provider}:
+                rule = cast("DeltaRule", self._interface(operation))
+                served |= dict.fromkeys(modes, rule)
+        return served
 
     def _operators(self, interface: str) -> dict[str, Operators]:
         """The registered operators of prefill and decode, whose providers may differ."""

@@ -14,6 +14,8 @@ from hal.runtime.gates import gated_norm, ready
 from hal.runtime.seam import Draft, check_act, check_once, check_tokens, failed, verifier
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from hal.interfaces import ConvState, DeltaRule, Gate
@@ -45,6 +47,8 @@ class DeltaLayer:
     verify: DeltaRule | None = None
     draft: Draft | None = None
     compiled: OperatorDelta | None = None
+    fused: Mapping[Mode, DeltaRule] = field(default_factory=dict)
+    """Who serves the conv and the recurrence of a mode in fewer launches, where one does."""
     ran: Step | None = None
     sizes: tuple[int, int, int] = field(init=False)
 
@@ -56,17 +60,114 @@ class DeltaLayer:
     def __call__(self, mixed_qkv: Tensor, a: Tensor, b: Tensor, z: Tensor | None = None) -> Tensor:
         """Conv, split, gates, recurrence, and the gated norm where z is given."""
         self._check(mixed_qkv, a, b, z)
+        step = self.current.get()
+        rule, gate = self.fused.get(step.mode), self.params.gate
+        if rule is not None and gate is not None and not torch.compiler.is_compiling():
+            return self._run_fused(rule, mixed_qkv, a, b, z, gate, step)
+        return self._composed(mixed_qkv, a, b, z)
+
+    def _composed(self, mixed_qkv: Tensor, a: Tensor, b: Tensor, z: Tensor | None) -> Tensor:
         q, k, v = self.split(self.conv(mixed_qkv))
         gate = self.params.gate
         if gate is not None and not self.fuses_gate:
             a, b = ready(gate, a, b)
             gate = None
-        o = self.delta_rule(q, k, v, a, b, gate)
+        return self._normed(self.delta_rule(q, k, v, a, b, gate), z)
+
+    def _normed(self, o: Tensor, z: Tensor | None) -> Tensor:
         if z is None or self.params.norm_weight is None:
             return o
         kind = self.dims.gate
         normed = gated_norm(o, z, self.params.norm_weight, self.params.norm_eps, kind)
         return self.current.get().clear_pads(normed)
+
+    def _run_fused(
+        self,
+        rule: DeltaRule,
+        mixed_qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        z: Tensor | None,
+        gate: Gate,
+        step: Step,
+    ) -> Tensor:
+        """The whole layer by its provider; a sigmoid-gated norm stays outside."""
+        inside = z if gate.kind is GateKind.SCALAR else None
+        check_once(self.ran, step, "the delta rule")
+        if step.mode is Mode.DECODE:
+            o = self._decode_fused(rule, mixed_qkv, a, b, inside, gate, step)
+        else:
+            o = self._prefill_fused(rule, self.conv(mixed_qkv), a, b, inside, gate, step)
+        self.ran = step
+        return o if inside is z else self._normed(o, z)
+
+    def _decode_fused(
+        self,
+        rule: DeltaRule,
+        mixed_qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        z: Tensor | None,
+        gate: Gate,
+        step: Step,
+    ) -> Tensor:
+        conv, params = self.bound_conv, self.params
+        check_act("mixed_qkv", mixed_qkv, conv.dtype)
+        check_once(conv.ran, step, "the conv")
+        try:
+            o = rule.decode_fused(
+                mixed_qkv,
+                a,
+                b,
+                conv.weight,
+                conv.bias,
+                conv.activation,
+                gate,
+                conv.state,
+                self.state,
+                step.src,
+                step.dst,
+                step.start,
+                z=z,
+                norm_weight=None if z is None else params.norm_weight,
+                norm_eps=params.norm_eps,
+            )
+        except RuntimeError as error:
+            raise failed("delta_rule.decode_fused", error, mixed_qkv, a, b, self.state) from error
+        for state in (conv.state, self.state):
+            step.track_decode(state)
+        conv.ran = step
+        return o
+
+    def _prefill_fused(
+        self,
+        rule: DeltaRule,
+        mixed_qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        z: Tensor | None,
+        gate: Gate,
+        step: Step,
+    ) -> Tensor:
+        params = self.params
+        try:
+            return rule.prefill_fused(
+                mixed_qkv,
+                a,
+                b,
+                gate,
+                self.state,
+                step.src,
+                step.dst,
+                step.query_start_loc,
+                step.max_len,
+                z=z,
+                norm_weight=None if z is None else params.norm_weight,
+                norm_eps=params.norm_eps,
+                track=step.track,
+            )
+        except RuntimeError as error:
+            raise failed("delta_rule.prefill_fused", error, mixed_qkv, a, b, self.state) from error
 
     def _check(self, mixed_qkv: Tensor, a: Tensor, b: Tensor, z: Tensor | None) -> None:
         """Everything that could still fail after the conv has moved its state."""

@@ -9,7 +9,7 @@ from hal_cuda.kernels.math import silu_tanh
 from hal_cuda.tables import table
 from hal_triton.kernels.math import silu
 from hal_triton.provider import TritonProvider
-from hal_triton.tuning import Tuning
+from hal_triton.tuning import DEFAULT, Tuning
 from support.ops import Call, Case, Delta, conv_case, delta_case, i32, make_rows
 from support.triton_aot import Compiled, compile_all
 from support.triton_cases import fused_case, on_ring, short_conv_case
@@ -74,6 +74,25 @@ def test_decode_fits(arch: str, dims: Delta) -> None:
         assert_fit(compiled(arch, *pairs))
 
 
+@pytest.mark.parametrize("dims", [HEAD, Delta(H=1, HV=1, K=256, V=256), Delta(K=96, V=192)])
+def test_decode_fits_in_every_configuration_of_a_tuned_table(dims: Delta) -> None:
+    for _, config in table("sm_90")["delta_rule.decode"]:
+        tuning = Tuning(DEFAULT, silu, silu_tanh, overrides={"delta_rule.decode": config})
+        ops = TritonProvider("cpu", {"tuning": tuning}).delta_rule
+        case = delta_case(ONE, dims, dtype=BF16, decode=True)
+        assert_fit(compiled("90", (case, ops.decode)))
+
+
+@pytest.mark.parametrize("width", [2, 8])
+def test_convolutions_of_the_widths_at_the_border_fit(width: int) -> None:
+    ops = provider("90").conv
+    for dtype in dtypes("90"):
+        kwargs = {"layout": "WC", "channels": 512, "dtype": dtype, "width": width}
+        packed, token = conv_case(LONG, **kwargs), conv_case(ONE, decode=True, **kwargs)
+        pairs = (packed, on_ring(ops.prefill, LONG)), (token, on_ring(ops.decode, ONE))
+        assert_fit(compiled("90", *pairs))
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("norm", [False, True])
 def test_fused_decode_fits(arch: str, norm: bool) -> None:
@@ -84,7 +103,9 @@ def test_fused_decode_fits(arch: str, norm: bool) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("dims", [HEAD, Delta(H=1, HV=1, K=256, V=256), Delta(K=64, V=96)])
+@pytest.mark.parametrize(
+    "dims", [HEAD, Delta(H=1, HV=1, K=256, V=256), Delta(K=64, V=96), Delta(K=96, V=192)]
+)
 @pytest.mark.parametrize("rows", [LONG, make_rows([(1, "fork")] * 40)], ids=["few", "many"])
 def test_prefill_fits(arch: str, dims: Delta, rows: object) -> None:
     ops = provider(arch).delta_rule

@@ -74,6 +74,18 @@ def conv_decode() -> Decode:
     return Decode(step, {"x": normal(BATCH, CHANNELS), **indices()}, {"ring": ring}, out)
 
 
+def short_conv_decode() -> Decode:
+    conv, weight = checks.provider().short_conv, normal(CHANNELS, W)
+    ring, out = normal(SLOTS + 2, W, CHANNELS), normal(BATCH, CHANNELS)
+
+    def step(args: dict[str, Tensor], pools: dict[str, Tensor], out: Tensor) -> Tensor:
+        return conv.decode(args["B"], args["C"], args["x"], weight, None, pools["ring"],
+                           args["src"], args["dst"], args["start"], out=out)  # fmt: skip
+
+    args = {name: normal(BATCH, CHANNELS) for name in ("B", "C", "x")}
+    return Decode(step, {**args, **indices()}, {"ring": ring}, out)
+
+
 def delta_decode() -> Decode:
     rule, gate = checks.provider().delta_rule, law()
     state = normal(SLOTS + 2, HV, V, K, dtype=torch.float32)
@@ -121,7 +133,9 @@ def captured(decode: Decode) -> torch.cuda.CUDAGraph:
     return graph
 
 
-@pytest.mark.parametrize("make", [conv_decode, delta_decode, fused_decode, fused_decode_with_norm])
+@pytest.mark.parametrize(
+    "make", [conv_decode, short_conv_decode, delta_decode, fused_decode, fused_decode_with_norm]
+)
 def test_replay_equals_eager_for_any_number_of_live_rows(make: Callable[[], Decode]) -> None:
     decode = make()
     graph = captured(decode)
@@ -139,7 +153,7 @@ def test_replay_equals_eager_for_any_number_of_live_rows(make: Callable[[], Deco
             assert torch.equal(pool, eager[name]), name
 
 
-@pytest.mark.parametrize("make", [conv_decode, delta_decode, fused_decode])
+@pytest.mark.parametrize("make", [conv_decode, short_conv_decode, delta_decode, fused_decode])
 def test_a_replay_of_padding_writes_nothing(make: Callable[[], Decode]) -> None:
     decode = make()
     before = {name: pool.clone() for name, pool in decode.pools.items()}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support import device_checks as checks
+from support.device_borders import border_checks
 from support.ops import conv_case
 
 pytestmark = pytest.mark.cuda
@@ -25,7 +26,9 @@ def failures(part: Iterator[tuple[str, checks.Check]]) -> list[str]:
 
 @pytest.mark.parametrize("dtype", checks.FLOATS)
 @pytest.mark.parametrize(
-    "part", [checks.conv_checks, checks.delta_checks, checks.fused_checks], ids=lambda p: p.__name__
+    "part",
+    [checks.conv_checks, checks.delta_checks, checks.fused_checks, border_checks],
+    ids=lambda p: p.__name__,
 )
 def test_every_operation_equals_the_oracle(part: Part, dtype: torch.dtype) -> None:
     assert failures(part(dtype)) == []

@@ -131,6 +131,16 @@ def test_track_points_are_inside_their_row_on_the_grid_and_alone_in_their_slot()
         assert refused(replace(base, track=track)) == message
 
 
+def test_a_track_point_lies_on_the_grid_of_its_row_too_or_at_its_end() -> None:
+    base = Batch(Mode.EXTEND, (8,), (2,), (1,), (1,))
+    assert refused(replace(base, track=((0, 4, 5),))) == (
+        "begin: track point (row 0, position 4) is 2 tokens into the row, expected a multiple of 4 "
+        "or its end, 8: start the row at a multiple of 4 or end it there"
+    )
+    check(replace(base, lengths=(6,), track=((0, 8, 5),)), LIMITS)
+    check(replace(base, track=((0, 4, 5),)), replace(LIMITS, track=1))
+
+
 def test_no_row_reads_a_slot_that_a_track_point_writes() -> None:
     own = Batch(Mode.EXTEND, (4,), (4,), (1,), (2,), track=((0, 8, 1),))
     assert refused(own) == "begin: row 0 reads slot 1, which a track point of row 0 writes"

@@ -90,7 +90,8 @@ def provider(**layouts: str) -> TritonProvider:
     return TritonProvider(DEVICE, {"layouts": layouts})
 
 
-def _kind(dtype: torch.dtype) -> str:
+def kind_of(dtype: torch.dtype) -> str:
+    """The kind of limits that prefill in this dtype is held to."""
     return "one rounding" if dtype == torch.float32 else "chunked"
 
 
@@ -114,29 +115,31 @@ def conv_checks(dtype: torch.dtype) -> Iterator[tuple[str, Check]]:
                                  activation="silu" if width != 8 else None)  # fmt: skip
                 run = on_device(call)
                 run = on_ring(run, batch) if on else run
-                yield f"conv.{name} {layout} W{width} C{channels}", _bound(case, run)
+                yield f"conv.{name} {layout} W{width} C{channels}", bound(case, run)
     ops = provider()
     for width in (3, 7):
         case = short_conv_case(
             conv_case(PACKED, layout="WC", width=width, channels=512, dtype=dtype)
         )
         call = on_ring(on_device(ops.short_conv.prefill), PACKED)
-        yield f"short_conv.prefill W{width}", _bound(case, call)
+        yield f"short_conv.prefill W{width}", bound(case, call)
         case = short_conv_case(
             conv_case(TOKENS, layout="WC", width=width, channels=512, dtype=dtype, decode=True)
         )
         call = on_ring(on_device(ops.short_conv.decode), TOKENS)
-        yield f"short_conv.decode W{width}", _bound(case, call)
-    track = _conv_track()
+        yield f"short_conv.decode W{width}", bound(case, call)
+    track = conv_track()
     case = conv_case(track[0], layout="WC", channels=512, dtype=dtype, track=track[1])
-    yield "conv.prefill tracked", _bound(case, on_ring(on_device(ops.conv.prefill), track[0]))
+    yield "conv.prefill tracked", bound(case, on_ring(on_device(ops.conv.prefill), track[0]))
 
 
-def _bound(case: Case, call: Call, kind: str = "one rounding") -> Check:
+def bound(case: Case, call: Call, kind: str = "one rounding") -> Check:
+    """The check of a case by a call that reaches the device already."""
     return lambda: case.check(call, kind)
 
 
-def _conv_track() -> tuple[Rows, Tensor]:
+def conv_track() -> tuple[Rows, Tensor]:
+    """Rows and track points of a convolution, one of them behind the last row."""
     rows = make_rows([(70, "fork"), (1, "fresh"), (9, "continue")], spare=12)
     unused = [s for s in range(1, rows.slots) if s not in {*rows.src, *rows.dst}]
     points = [(0, 1), (0, 2), (0, 33), (0, 70), (1, 1), (2, 9), (2, 2)]
@@ -162,20 +165,20 @@ def delta_checks(dtype: torch.dtype) -> Iterator[tuple[str, Check]]:
             case = delta_case(TOKENS, named, dtype=dtype, decode=True)
             yield f"delta.decode {label}", _check(case, ops.decode)
             case = delta_case(PACKED, named, dtype=dtype)
-            yield f"delta.prefill {label}", _check(case, ops.prefill, _kind(dtype))
+            yield f"delta.prefill {label}", _check(case, ops.prefill, kind_of(dtype))
     turned = provider(recurrent="KV").delta_rule
     case = delta_case(TOKENS, DIMS[1], dtype=dtype, decode=True, layout="KV", gap=3, strided=True)
     yield "delta.decode KV strided", _check(case, turned.decode)
     case = delta_case(PACKED, DIMS[1], dtype=dtype, layout="KV", gap=3, strided=True)
-    yield "delta.prefill KV strided", _check(case, turned.prefill, _kind(dtype))
+    yield "delta.prefill KV strided", _check(case, turned.prefill, kind_of(dtype))
     for log_g in (-1e-3, -1e-4):
         hard = Delta(H=1, HV=2, K=128, V=128, gate=None, hard=True, beta_scale=2, log_g=log_g)
         case = delta_case(make_rows([(513, "fork"), (64, "fresh")]), hard, dtype=dtype)
-        yield f"delta.prefill hard g={log_g}", _check(case, ops.prefill, _kind(dtype))
+        yield f"delta.prefill hard g={log_g}", _check(case, ops.prefill, kind_of(dtype))
     for scale, norm in ((1e-4, True), (0.2, False)):
         dims = replace(DIMS[0], scale=scale, qk_l2norm=norm)
         case = delta_case(PACKED, dims, dtype=dtype)
-        yield f"delta.prefill scale={scale} norm={norm}", _check(case, ops.prefill, _kind(dtype))
+        yield f"delta.prefill scale={scale} norm={norm}", _check(case, ops.prefill, kind_of(dtype))
         case = delta_case(TOKENS, dims, dtype=dtype, decode=True)
         yield f"delta.decode scale={scale} norm={norm}", _check(case, ops.decode)
     rows = make_rows([(200, "fork"), (64, "fresh"), (130, "continue")], spare=9)
@@ -183,7 +186,7 @@ def delta_checks(dtype: torch.dtype) -> Iterator[tuple[str, Check]]:
     flat = [n for i, (row, count) in enumerate([(0, 64), (0, 192), (1, 64), (2, 128)])
             for n in (row, count, unused[i])]  # fmt: skip
     case = delta_case(rows, DIMS[0], dtype=dtype, track=i32(*flat, 0, 5, -1).view(-1, 3))
-    yield "delta.prefill tracked", _check(case, ops.prefill, _kind(dtype))
+    yield "delta.prefill tracked", _check(case, ops.prefill, kind_of(dtype))
 
 
 def fused_checks(dtype: torch.dtype) -> Iterator[tuple[str, Check]]:
@@ -219,7 +222,7 @@ def _fused_prefill(case: Case, ops: Any, norm: bool) -> Check:
 
     def check() -> None:
         if not norm:
-            case.check(call, _kind(v.dtype))
+            case.check(call, kind_of(v.dtype))
             return
         got, _ = case.run(call, out=torch.full_like(v, float("nan")))
         want = gated_norm(case.expect()[0], z, weight, 1e-5, GateKind.SCALAR)
@@ -250,7 +253,7 @@ def far_slots(dtype: torch.dtype, slots: int = 4500) -> None:
             args["state"].copy_(pool[shift:])
             return result
 
-        case.check(run, "one rounding" if decode else _kind(dtype), poison=False)
+        case.check(run, "one rounding" if decode else kind_of(dtype), poison=False)
 
 
 SMALL = (
@@ -276,10 +279,13 @@ class Outcome:
 
 def all_checks() -> list[tuple[str, Check]]:
     """Every check by name, dtype first."""
+    from support.device_borders import border_checks
+    from support.device_bound import bound_checks
+
     found: list[tuple[str, Check]] = []
     for dtype in FLOATS:
         short = str(dtype).removeprefix("torch.")
-        for part in (conv_checks, delta_checks, fused_checks):
+        for part in (conv_checks, delta_checks, fused_checks, border_checks, bound_checks):
             found += [(f"{short} {name}", check) for name, check in part(dtype)]
         found.append((f"{short} far slots", lambda d=dtype: far_slots(d)))
     return found

@@ -16,8 +16,10 @@ from support.triton_guard import guarded, watch
 
 WIDE: Mapping[str, Config] = {
     "conv.prefill": Config({"BT": 16, "BG": 4, "BC": 32}),
+    "conv.prefill.float32": Config({"BT": 16, "BG": 4, "BC": 32}),
     "conv.decode": Config({"BC": 16}),
     "short_conv.prefill": Config({"BT": 16, "BG": 4, "BC": 32}),
+    "short_conv.prefill.float32": Config({"BT": 16, "BG": 4, "BC": 32}),
     "short_conv.decode": Config({"BC": 16}),
     "delta_rule.decode": Config({"BV": 128}),
     "delta_rule.decode_fused": Config({"BV": 128}),

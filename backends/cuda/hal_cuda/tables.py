@@ -16,9 +16,14 @@ _MMA: Final[Table] = {
 """For arches whose products take operands from registers: chunks of 64 would spill there."""
 
 _HOPPER: Final[Table] = {
+    "conv.prefill": ((UNBOUNDED, Config({"BT": 32, "BG": 8, "BC": 256}, warps=2)),),
+    "short_conv.prefill": ((UNBOUNDED, Config({"BT": 32, "BG": 8, "BC": 256}, warps=2)),),
     "conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=4)),),
     "short_conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=4)),),
-    "delta_rule.decode": ((UNBOUNDED, Config({"BV": 4}, warps=1, evict="evict_first")),),
+    "delta_rule.decode": (
+        (2048, Config({"BV": 4}, warps=1, evict="evict_first")),
+        (UNBOUNDED, Config({"BV": 16}, warps=1)),
+    ),
     "delta_rule.decode_fused": (
         (64, Config({"BV": 4}, warps=1, evict="evict_first")),
         (UNBOUNDED, Config({"BV": 32}, warps=1)),

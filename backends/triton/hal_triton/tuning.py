@@ -56,8 +56,10 @@ def block(size: int, least: int = 1) -> int:
 
 DEFAULT: Final[Table] = {
     "conv.prefill": ((UNBOUNDED, Config({"BT": 64, "BG": 4, "BC": 256}, warps=2)),),
+    "conv.prefill.float32": ((UNBOUNDED, Config({"BT": 64, "BG": 4, "BC": 256}, warps=2)),),
     "conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=8)),),
     "short_conv.prefill": ((UNBOUNDED, Config({"BT": 64, "BG": 4, "BC": 256}, warps=2)),),
+    "short_conv.prefill.float32": ((UNBOUNDED, Config({"BT": 64, "BG": 4, "BC": 256}, warps=2)),),
     "short_conv.decode": ((UNBOUNDED, Config({"BC": 512}, warps=8)),),
     "delta_rule.decode": (
         (1024, Config({"BV": 8}, warps=1, evict="evict_first")),

@@ -108,7 +108,7 @@ class ConvRunner:
     def _packed(self, call: ConvCall) -> Launch:
         tokens, channels = call.x.shape
         rows, points = call.src.shape[0], 0 if call.track is None else call.track.shape[0]
-        config = self._tuning.pick(call.operation, tokens * channels)
+        config = self._tuning.pick(_table_name(call), tokens * channels)
         tiles = tokens // config.blocks["BT"] + rows + 1 if tokens else 0
         constants = {**config.blocks, "TRACK": points > 0}
         numbers = (rows, tokens, points, channels)
@@ -160,6 +160,11 @@ class ConvRunner:
             config.options,
             call.x.device,
         )
+
+
+def _table_name(call: ConvCall) -> str:
+    """The entry of a packed call; float32 inputs fill twice the registers."""
+    return f"{call.operation}.float32" if call.x.dtype == torch.float32 else call.operation
 
 
 def _window_strides(state: Tensor, layout: str) -> tuple[int, int, int]:
