@@ -66,7 +66,9 @@ def test_the_console_script_is_the_same_main() -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "explain"])
-@pytest.mark.parametrize(("device", "status"), [("cpu", 0), ("npu", 1), ("cuda", 1), ("gpu", 1)])
+@pytest.mark.parametrize(
+    ("device", "status"), [("cpu", 0), ("npu", 1), ("cuda", 0), ("rocm", 1), ("gpu", 1)]
+)
 def test_the_status_says_whether_it_fits(
     call: Call, command: str, device: str, status: int
 ) -> None:
