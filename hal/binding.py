@@ -61,7 +61,7 @@ class Examination:
         if isinstance(presence, Reason):
             return dict.fromkeys(judged.reasons, (presence,))
         mine = [op for op, chosen in assignment.choices.items() if chosen.name == candidate.name]
-        if presence.arch and (found := _arch_findings(candidate, needs, presence, mine)):
+        if found := _machine_findings(candidate, needs, presence, mine):
             return found
         provider = attempt(lambda: construct(candidate, self.device, assignment.layouts))
         if isinstance(provider, Failure):
@@ -88,11 +88,15 @@ def construct(candidate: Candidate, device: Device, layouts: Mapping[str, str]) 
     return make(name, {"layouts": dict(layouts)})
 
 
-def _arch_findings(
+def _machine_findings(
     candidate: Candidate, needs: Sequence[Requirement], presence: Presence, mine: Sequence[str]
 ) -> Findings:
-    """Judge again, now that the arch is known; only operations that it rules out fall away."""
-    there = [replace(need, arch=presence.arch) for need in needs if need.operation in mine]
+    """Judge again, now that the machine is known; only operations that it rules out fall away."""
+    if presence.check is not None:
+        candidate = replace(candidate, manifest=replace(candidate.manifest, check=presence.check))
+    there = [
+        replace(need, arch=presence.arch or need.arch) for need in needs if need.operation in mine
+    ]
     return {op: found for op, found in judge(candidate, there).reasons.items() if found}
 
 

@@ -1,9 +1,14 @@
-"""`hal doctor`: what is installed and what is wrong with it; imports neither torch nor vendors."""
+"""`hal doctor`: what is installed and what is wrong with it.
+
+Nothing of a vendor is imported but by the probe of a provider whose libraries are all there.
+"""
 
 import json
 import platform
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from typing import Any, Final
@@ -14,7 +19,18 @@ from hal.cli.errors import REFUSED, reporting
 from hal.cli.options import AsJson, Debug
 from hal.cli.output import aligned
 from hal.cli.question import installed
-from hal_registry import API, Code, Failure, Fault, Registry, attempt, library_reasons
+from hal_registry import (
+    API,
+    Candidate,
+    Code,
+    Failure,
+    Fault,
+    Reason,
+    Registry,
+    attempt,
+    device_presence,
+    library_reasons,
+)
 
 LIBRARIES: Final = ("torch", "triton", "torch-npu", "transformers", "safetensors")
 
@@ -38,20 +54,34 @@ def _facts(registry: Registry) -> dict[str, Any]:
         "python": platform.python_version(),
         "hal": {"version": _version("hybrid-hal"), "api": "{}.{}".format(*API)},
         "libraries": {name: _version(name) for name in LIBRARIES},
-        "providers": [
-            {
-                "name": candidate.name,
-                "distribution": candidate.distribution,
-                "version": candidate.version,
-                "api": "{}.{}".format(*candidate.manifest.api),
-                "offers": list(candidate.manifest.offers),
-                "missing": [str(reason) for reason in library_reasons(candidate)],
-            }
-            for candidate in registry.candidates
-        ],
+        "providers": [_provider(candidate) for candidate in registry.candidates],
         "faults": [_fault(fault) for fault in registry.faults],
         "clashes": clashes(),
     }
+
+
+def _provider(candidate: Candidate) -> dict[str, Any]:
+    missing = [str(reason) for reason in library_reasons(candidate)]
+    return {
+        "name": candidate.name,
+        "distribution": candidate.distribution,
+        "version": candidate.version,
+        "api": "{}.{}".format(*candidate.manifest.api),
+        "offers": list(candidate.manifest.offers),
+        "missing": missing,
+        "probe": [] if missing or not candidate.manifest.probe else _probed(candidate),
+    }
+
+
+def _probed(candidate: Candidate) -> list[str]:
+    """What the provider's probe says of its device and of what it looked for."""
+    with redirect_stdout(sys.stderr):  # vendor libraries may print, and stdout may be JSON
+        found = device_presence(candidate, None)
+    if isinstance(found, Reason):
+        return [str(found)]
+    arch = f" of arch {found.arch}" if found.arch else ""
+    devices = f"{found.count} device{'s' if found.count > 1 else ''}{arch}"
+    return [f"{devices}, {found.detail}" if found.detail else devices, *found.notes]
 
 
 def _version(name: str) -> str | None:
@@ -100,7 +130,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"  {provider['name']}  ({provider['distribution']} {provider['version']}), API " + (
             f"{provider['api']}, {len(provider['offers'])} operations"
         )
-        yield from (f"    {text}" for text in provider["missing"])
+        yield from (f"    {text}" for text in (*provider["missing"], *provider["probe"]))
     yield from _wrong(facts)
 
 

@@ -2,13 +2,13 @@
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hal_registry.guard import Failure, attempt
-from hal_registry.manifest import is_count, is_text
+from hal_registry.manifest import Check, is_count, is_text
 from hal_registry.reasons import Code, Reason
 from hal_registry.registry import Candidate, broken
 
@@ -17,17 +17,25 @@ from hal_registry.registry import Candidate, broken
 class Presence:
     """What a provider's probe found: how many devices, and the arch of the one asked for.
 
-    `count` 0 means that the device is absent, and `detail` says how that was seen.
+    `count` 0 means that the device is absent, and `detail` says how that was seen. `notes` are
+    lines for `hal doctor`; `check` holds what was found against a need, as a manifest's does.
     """
 
     count: int
     arch: str = ""
     detail: str = ""
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    check: Check | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse a count that is none; the probe that gave it is told."""
         if not (is_count(self.count) and is_text(self.arch) and is_text(self.detail)):
             raise TypeError(f"expected a count of devices and two texts, got {self!r}")
+        notes: object = self.notes
+        if not isinstance(notes, tuple) or not all(map(is_text, notes)):
+            raise TypeError(f"expected a tuple of lines as notes, got {notes!r}")
+        if self.check is not None and not callable(self.check):
+            raise TypeError(f"expected a function or nothing as check, got {self.check!r}")
 
 
 def library_reasons(candidate: Candidate) -> Iterator[Reason]:
@@ -57,10 +65,12 @@ def _lack(text: str, hints: Mapping[str, str]) -> Reason | None:
 
 
 def device_presence(candidate: Candidate, index: int | None) -> Presence | Reason:
-    """Ask the provider's probe; without one there is one device."""
+    """Ask the provider's probe, which may have a reason of its own; without one there is one."""
     path, device = candidate.manifest.probe, candidate.manifest.device
     one = Presence(1, detail="a provider without a probe has one device")
     found = attempt(lambda: load(path)(index)) if path else one
+    if isinstance(found, Reason):
+        return found
     if not isinstance(found, Presence):
         text = found.text if isinstance(found, Failure) else repr(found)
         return broken(candidate.name, f"a Presence from its probe {path}", text)

@@ -10,6 +10,7 @@ from hal_registry import Code, Presence, Reason, device_presence, library_reason
 from support.registry import candidate
 
 PROBES = "zoo_probes"
+MISSING = Reason(Code.LIBRARY_MISSING, "libvendor.so", "the driver", "none", fix="install it")
 
 
 @pytest.fixture
@@ -24,6 +25,11 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> None:
     module.minus = lambda index: Presence(-1)
     module.arch = lambda index: Presence(1, arch=None)  # type: ignore[arg-type]
     module.exits = lambda index: sys.exit("no driver")
+    module.reason = lambda index: MISSING
+    module.told = lambda index: Presence(1, notes=("a: bound", "b: absent"))
+    module.line = lambda index: Presence(1, notes="a: bound")  # type: ignore[arg-type]
+    module.numbers = lambda index: Presence(1, notes=(1,))  # type: ignore[arg-type]
+    module.checked = lambda index: Presence(1, check="no function")  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, PROBES, module)
 
 
@@ -119,7 +125,9 @@ def test_an_absent_device_is_named_with_what_the_probe_saw() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [("rubbish", "2"), ("exits", "SystemExit: no driver"), ("gone", "AttributeError")]
-    + [(name, "expected a count") for name in ("words", "null", "true", "minus", "arch")],
+    + [(name, "expected a count") for name in ("words", "null", "true", "minus", "arch")]
+    + [(name, "expected a tuple of lines") for name in ("line", "numbers")]
+    + [("checked", "expected a function")],
 )
 def test_a_probe_that_fails_is_a_reason(name: str, text: str) -> None:
     found = presence(name)
@@ -127,6 +135,19 @@ def test_a_probe_that_fails_is_a_reason(name: str, text: str) -> None:
     assert found.code is Code.PLUGIN_BROKEN
     assert found.subject == "cuda.x"
     assert text in found.offered
+
+
+@pytest.mark.usefixtures("probes")
+def test_a_probe_may_give_a_reason_of_its_own() -> None:
+    """What is missing may be a library that no metadata tells of."""
+    assert presence("reason") is MISSING
+
+
+@pytest.mark.usefixtures("probes")
+def test_a_probe_may_tell_what_it_looked_for() -> None:
+    found = presence("told")
+    assert isinstance(found, Presence)
+    assert found.notes == ("a: bound", "b: absent")
 
 
 def test_a_dotted_path_is_imported() -> None:

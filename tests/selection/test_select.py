@@ -107,6 +107,27 @@ def test_what_the_arch_leaves_over_stays_with_its_provider() -> None:
     }
 
 
+def test_what_the_probe_finds_missing_takes_away_only_what_needs_it() -> None:
+    """An operation whose function is absent here goes to the next provider."""
+    fields: dict[str, Any] = {"load": "hal_cpu.provider:TorchProvider"}
+    best = manifest(
+        "cpu.best", "conv", *PHASES, priority=9, probe=f"{MODULE}:without_decode", **fields
+    )
+    spare = manifest("cpu.spare", "conv", *PHASES, **fields)
+    chosen = hal.select("cpu", GDN, registry=Registry.of(best, spare)).choices
+    assert chosen["delta_rule.prefill"].provider == "cpu.best"
+    assert chosen["delta_rule.decode"].provider == "cpu.spare"
+    error = refused("cpu", GDN, best)
+    assert [(r.code, r.subject) for r in error.reasons] == [
+        (Code.OPERATION_MISSING, "vendor_decode")
+    ]
+
+
+def test_a_reason_of_the_probe_is_the_reason_of_the_refusal() -> None:
+    error = refused("npu", ZAYA, sidecar("npu.x", "Exits", probe=f"{MODULE}:library_gone"))
+    assert [(r.code, r.subject) for r in error.reasons] == [(Code.LIBRARY_MISSING, "libvendor.so")]
+
+
 @pytest.mark.parametrize("probe", ["many", "nothing"])
 def test_a_probe_that_does_not_count_is_broken(probe: str) -> None:
     error = refused("npu", ZAYA, sidecar("npu.bad", "Good", probe=f"{MODULE}:{probe}"))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from hal_registry import Presence
+from hal_registry import Code, Presence, Reason, Requirement
 
 MODULE = "synthetic_providers"
 
@@ -170,6 +170,21 @@ def sm_90(index: int | None) -> Presence:
 def sm_121(index: int | None) -> Presence:
     """Find one device of an arch that few know."""
     return Presence(1, arch="sm_121")
+
+
+def without_decode(index: int | None) -> Presence:
+    """Find one device whose library lacks what decode calls."""
+    return Presence(1, check=_lacks_decode)
+
+
+def _lacks_decode(need: Requirement) -> Iterator[Reason]:
+    if need.operation == "delta_rule.decode":
+        yield Reason(Code.OPERATION_MISSING, "vendor_decode", "the function", "absent")
+
+
+def library_gone(index: int | None) -> Reason:
+    """Find no driver, of which no metadata tells."""
+    return Reason(Code.LIBRARY_MISSING, "libvendor.so", "the driver", "none")
 
 
 @contextmanager

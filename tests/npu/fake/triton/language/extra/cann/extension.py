@@ -1,0 +1,1 @@
+"""The extension module of triton-ascend, empty: nothing here compiles a kernel."""
