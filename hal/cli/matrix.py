@@ -40,7 +40,7 @@ OWN: Final[Mapping[str, Mapping[str, object]]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 16},
     "nemotron_h": {"num_hidden_layers": 48, "hybrid_override_pattern": "M-M-M*E-" * 6},
-    "zamba2": {"num_hidden_layers": 54},
+    "zamba2": {"num_hidden_layers": 54, "n_mamba_heads": 128},
 }
 """What a family's config has to say beside the usual size."""
 
