@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hal import model
     from hal.device import Device
     from hal.errors import (
+        CompositionError,
         ConfigError,
         HalError,
         PoolExhausted,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Batch": "hal.runtime.batch",
+    "CompositionError": "hal.errors",
     "ConfigError": "hal.errors",
     "Device": "hal.device",
     "Explanation": "hal.selection",
@@ -46,6 +48,7 @@ _HOMES = {
 
 __all__ = [
     "Batch",
+    "CompositionError",
     "ConfigError",
     "Device",
     "Explanation",

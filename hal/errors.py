@@ -24,6 +24,10 @@ class StepOrderError(HalError, RuntimeError):
     """A call that the step protocol does not allow now, as a layer call before `begin`."""
 
 
+class CompositionError(HalError, TypeError):
+    """Parts that cannot be put together, as speculation over an attention without commit."""
+
+
 class ProviderError(HalError, RuntimeError):
     """A provider's operation failed; the cause is chained, the text names operation and shapes."""
 

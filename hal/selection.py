@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from hal.decision import Decision, Question, decide
 from hal.device import Device
@@ -15,6 +15,9 @@ from hal_registry import LEVELS, Assignment, Candidate, Registry, default_regist
 
 if TYPE_CHECKING:
     from hal.runtime.backend import Backend
+    from hal.runtime.full_attention import FullAttention
+    from hal.runtime.hybrid import HybridBackend
+    from hal.runtime.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +93,51 @@ class Selection:
             "states": [state.to_dict() for state in self.states],
         }
 
+    @overload
     def backend(
-        self, slots: int, max_batch: int, max_tokens: int, *, device_index: int | None = None
-    ) -> "Backend":
+        self,
+        slots: int,
+        max_batch: int,
+        max_tokens: int,
+        *,
+        device_index: int | None = None,
+        ranks: "Ranks | None" = None,
+        full: None = None,
+    ) -> "Backend": ...
+
+    @overload
+    def backend(
+        self,
+        slots: int,
+        max_batch: int,
+        max_tokens: int,
+        *,
+        full: "FullAttention",
+        device_index: int | None = None,
+        ranks: "Ranks | None" = None,
+    ) -> "HybridBackend": ...
+
+    def backend(
+        self,
+        slots: int,
+        max_batch: int,
+        max_tokens: int,
+        *,
+        device_index: int | None = None,
+        ranks: "Ranks | None" = None,
+        full: "FullAttention | None" = None,
+    ) -> "Backend | HybridBackend":
         """Allocate the pool and bind the providers; torch is imported here.
 
-        `slots` is the number of allocatable slots; slot 0 is reserved and comes on top.
+        `slots` is the number of allocatable slots; slot 0 is reserved and comes on top. `full` is
+        the engine's own attention, composed with the linear layers. `ranks` is needed where tensor
+        parallelism cuts a group of a scan's norm.
         """
         from hal.runtime.backend import Backend
+        from hal.runtime.hybrid import HybridBackend
 
-        return Backend(self, slots, max_batch, max_tokens, device_index=device_index)
+        linear = Backend(self, slots, max_batch, max_tokens, device_index=device_index, ranks=ranks)
+        return linear if full is None else HybridBackend(full, linear)
 
 
 @dataclass(frozen=True, slots=True)

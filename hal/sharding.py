@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from hal.model.spec import CcaDims, DeltaDims, Dims, Kind, LayerSpec, ModelSpec, ScanDims
+from hal.options import Shard
 from hal_registry import Code, Reason
 
 LABELS: Final = {
@@ -80,6 +81,8 @@ def _scan_counts(layer: LayerSpec, dims: ScanDims, size: int) -> Iterator[tuple[
     yield "heads", dims.H
     if layer.stateful is Kind.MAMBA2 and size % dims.G:
         yield "groups", dims.G
+    if dims.norm_groups not in (None, dims.G) and size % dims.norm_groups:
+        yield "norm groups", dims.norm_groups
 
 
 def shard(dims: Dims, size: int) -> Dims:
@@ -90,5 +93,23 @@ def shard(dims: Dims, size: int) -> Dims:
         return replace(dims, HQ=dims.HQ // size, HKV=dims.HKV // size)
     if isinstance(dims, ScanDims):
         heads = max(1, dims.H // size)
-        return replace(dims, H=heads, P=dims.I // size // heads, G=max(1, dims.G // size))
+        norm = None if dims.norm_groups is None else max(1, dims.norm_groups // size)
+        channels, groups = dims.I // size, max(1, dims.G // size)
+        return replace(dims, H=heads, P=channels // heads, G=groups, norm_groups=norm)
     return replace(dims, hidden=dims.hidden // size)
+
+
+def norm_span(dims: Dims, size: int) -> int:
+    """How many neighbouring ranks share a group of the norm after the scan; 1: none is cut."""
+    if not isinstance(dims, ScanDims) or dims.norm_groups is None:
+        return 1
+    return max(1, size // dims.norm_groups)
+
+
+def offset(local: int, whole: int, shard: Shard) -> int:
+    """Where a rank's `local` part of a segment of `whole` begins.
+
+    A segment that has fewer parts than there are ranks (a group of B and C) is held by as many
+    neighbours as share its heads.
+    """
+    return shard.rank * (whole // local) // shard.size * local

@@ -1,7 +1,7 @@
 """The plan of states: for every layer and rank its tensors, their shapes, layouts and bytes."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 
 from hal.model.spec import (
@@ -24,7 +24,8 @@ class StateSpec:
     """One state tensor of one layer on one rank, without the slot axis.
 
     `segments` cut the sharded axis: (name, size, the axis or None where every rank holds it all).
-    A state moves between parallel sizes segment by segment, never as one block.
+    A state moves between parallel sizes segment by segment, never as one block. `whole` are the
+    segments' sizes over all ranks; where a rank's own is more than its share, ranks hold the same.
     """
 
     layer: int
@@ -33,6 +34,13 @@ class StateSpec:
     dtype: str
     layout: str
     segments: Segments
+    whole: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[tuple[str, int, int], ...]:
+        """Every segment's name, its size on this rank and over all ranks."""
+        whole = self.whole or tuple(size for _, size, _ in self.segments)
+        return tuple((s[0], s[1], total) for s, total in zip(self.segments, whole, strict=True))
 
     @property
     def bytes(self) -> int:
@@ -56,10 +64,14 @@ class StateFormat:
 def plan_states(model: ModelSpec, size: int, form: StateFormat) -> tuple[StateSpec, ...]:
     """The states of every stateful layer for one rank of `size`."""
     return tuple(
-        spec
+        replace(spec, whole=tuple(whole for _, whole, _ in full.segments))
         for layer in model.stateful_layers()
         if layer.dims is not None
-        for spec in _layer_states(layer, shard(layer.dims, size), form)
+        for spec, full in zip(
+            _layer_states(layer, shard(layer.dims, size), form),
+            _layer_states(layer, layer.dims, form),
+            strict=True,
+        )
     )
 
 

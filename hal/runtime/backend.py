@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -11,19 +12,25 @@ from hal.binding import build
 from hal.errors import StepOrderError
 from hal.runtime.batch import Batch, Limits, Mode, check
 from hal.runtime.binder import Binder, Layer
+from hal.runtime.graphs import Graphs
+from hal.runtime.packing import Frame
 from hal.runtime.pool import Pool
 from hal.runtime.seam import Current
-from hal.runtime.speculation import last_tokens
-from hal.runtime.step import make_step
+from hal.runtime.speculation import last_tokens, targets
+from hal.runtime.staging import Ring
+from hal.runtime.step import check_held, decode_copies, make_step, track_points
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
     from hal.device import Device
     from hal.interfaces import Provider
+    from hal.runtime.graphs import Captured
     from hal.runtime.params import LayerParams
+    from hal.runtime.ranks import Ranks
     from hal.runtime.step import Step
     from hal.selection import Selection
 
@@ -45,6 +52,7 @@ class Backend:
         max_tokens: int,
         *,
         device_index: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if max_batch < 1 or max_tokens < 1:
             raise ValueError(
@@ -57,30 +65,93 @@ class Backend:
         self.device = torch.device(
             place.type if place.index is None else f"{place.type}:{place.index}"
         )
-        self.pool = Pool(selection.states, slots, self.device)
+        self.pool = Pool(selection.states, slots, self.device, selection.options.tp)
         self.limits = _limits(selection, slots, max_batch, max_tokens)
         self._providers = _build_providers(selection, place)
         self._current = Current()
-        self._binder = Binder(selection, self._providers, self.pool, self._current, max_batch)
+        self._binder = Binder(
+            selection, self._providers, self.pool, self._current, max_batch, ranks
+        )
         self._layers: dict[int, Layer] = {}
+        self._bound = 0
         self._uncommitted: Step | None = None
+        self._capturing = False
+        self._owed: tuple[Tensor, Tensor] | None = None
         self._sidecar = self._binder.sidecar()
+        self._ring = Ring(self.device, _most(self.limits).size)
+        self._graphs = Graphs(self.device, self._ring, self.limits)
 
     def begin(self, batch: Batch) -> None:
         """Check the batch and make the step's metadata; ValueError leaves no step to run.
 
         After a VERIFY step comes a commit, and no other step before it.
         """
-        if self._uncommitted is not None:
-            raise StepOrderError("begin: step after an uncommitted verify")
+        self._check_order("begin")
+        self._store_tracked()
         self._current.step = None
         check(batch, self.limits)
-        step = make_step(batch, self.device)
-        if self._sidecar is not None:
-            self._sidecar.begin(step.src, step.dst, step.start, step.query_start_loc, step.max_len)
-        self._current.step = step
-        if batch.mode is Mode.VERIFY:
-            self._uncommitted = step
+        check_held(batch, self.limits, self.device)
+        self._open(make_step(batch, self._ring))
+
+    def capture(
+        self, mode: Mode, rows: int, width: int = 1, *, record: bool = True
+    ) -> AbstractContextManager[Captured]:
+        """Record a `with` block: a DECODE or VERIFY step of up to `rows` rows of `width` tokens.
+
+        The block runs on pads and moves no state; its packed inputs are `rows * width` tokens. With
+        `record=False` the engine records it: the call, which writes to the device, comes before the
+        engine's own capture, and the block in it. A commit in the block, with counts on the device,
+        is part of every replay.
+        """
+        self._check_order("capture")
+        if not self.selection.options.graphs:
+            raise ValueError(
+                "capture: the selection was made without graphs: hal.select(..., graphs=True)"
+            )
+        return self._recording(self._graphs.prepare(mode, rows, width, record, self._bound))
+
+    @contextmanager
+    def _recording(self, captured: Captured) -> Iterator[Captured]:
+        self._check_order("capture")
+        self._capturing = True
+        try:
+            with captured.graph.recording():
+                self._open(captured.open())
+                yield captured
+            captured.committed = captured.mode is Mode.VERIFY and self._uncommitted is None
+        finally:
+            self._capturing = False
+            self._uncommitted = self._current.step = None
+        self._graphs.keep(captured)
+
+    def stage(self, batch: Batch) -> Captured:
+        """Check the batch and write it to the smallest captured step with room; nothing runs yet.
+
+        For an engine that prepares more before the graph runs, which is then its own to run.
+        """
+        self._check_order("replay")
+        self._store_tracked()
+        self._current.step = None
+        check(batch, self.limits)
+        check_held(batch, self.limits, self.device)
+        captured = self._graphs.fit(batch, self._bound)
+        live = captured.write(batch, self._ring)
+        if batch.mode is Mode.DECODE:
+            self._owed = decode_copies(live.dst, track_points(batch, self._ring))
+        elif not captured.committed:
+            self._uncommitted = live
+        return captured
+
+    def replay(self, batch: Batch) -> Captured:
+        """Stage the batch and run the recorded block on it; the results are the block's tensors.
+
+        Where the engine runs its own graph, `end()` behind it stores the tracked decode rows.
+        """
+        captured = self.stage(batch)
+        captured.graph.replay()
+        if captured.recorded:
+            self._store_tracked()
+        return captured
 
     def commit(
         self, accepted: Sequence[int] | Tensor, tips: Sequence[int] | Tensor | None = None
@@ -94,18 +165,36 @@ class Backend:
         step = self._uncommitted
         if step is None:
             raise StepOrderError("commit without a verify")
-        last = last_tokens(step, accepted, tips, self.device)
+        if self._capturing and not isinstance(accepted if tips is None else tips, torch.Tensor):
+            raise ValueError("capture: a commit in the block takes counts and tips on the device")
+        last = last_tokens(step, accepted, tips, self._ring)
+        found = targets(step, last)
         for layer in self._layers.values():
-            layer.commit(step, last)
+            for dst, token in found:
+                layer.commit(step, token, dst)
         self._uncommitted = self._current.step = None
 
     def end(self) -> None:
         """End the step: no layer may run before the next `begin`. A commit is still owed."""
+        self._store_tracked()
         self._current.step = None
+
+    def abandon(self) -> None:
+        """Forget the step and the commit that it may owe; what a verify left is never committed.
+
+        No state moves back: what layers of another step have already stored stays.
+        """
+        self._uncommitted = self._current.step = self._owed = None
+
+    @property
+    def mode(self) -> Mode | None:
+        """The running step's mode; None where no layer may be called."""
+        return None if self._current.step is None else self._current.step.mode
 
     def layer(self, layer_id: int, params: LayerParams) -> Layer:
         """Bind a layer's weights, checked against the model's dims; the provider lays them out."""
         self._layers[layer_id] = bound = self._binder.layer(layer_id, params)
+        self._bound += 1
         return bound
 
     def warmup(self) -> None:
@@ -113,12 +202,41 @@ class Backend:
         for provider in self._providers.values():
             provider.warmup()
 
+    def _check_order(self, call: str) -> None:
+        if self._capturing:
+            raise StepOrderError(f"{call}: a step is being captured")
+        if self._uncommitted is not None:
+            raise StepOrderError(f"{call}: step after an uncommitted verify")
+
+    def _open(self, step: Step) -> None:
+        if self._sidecar is not None:
+            self._sidecar.begin(step.src, step.dst, step.start, step.query_start_loc, step.max_len)
+        self._current.step = step
+        if step.mode is Mode.VERIFY:
+            self._uncommitted = step
+
+    def _store_tracked(self) -> None:
+        """Copy the tracked rows of a replayed decode, once all of its layers have run."""
+        if self._owed is None:
+            return
+        sources, slots = self._owed
+        self._owed = None
+        for layer in self._layers:
+            for state in self.pool.tensors(layer).values():
+                state[slots] = state[sources]
+
 
 def _build_providers(selection: Selection, place: Device) -> dict[str, Provider]:
     candidates = {choice.provider: choice.candidate for choice in selection.choices.values()}
     return {
         name: build(candidate, place, selection.layouts) for name, candidate in candidates.items()
     }
+
+
+def _most(limits: Limits) -> Frame:
+    """The largest step that begins often; a ring grows where one is larger."""
+    tokens = limits.max_batch * max(1, limits.width)
+    return Frame(limits.max_batch, tokens, limits.max_batch, limits.tree, 1)
 
 
 def _limits(selection: Selection, slots: int, max_batch: int, max_tokens: int) -> Limits:

@@ -1,11 +1,17 @@
 """A step as the engine states it on the host, and the checks that make it safe to run."""
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import index
-from typing import Final, SupportsIndex
+from typing import TYPE_CHECKING, Final, SupportsIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
 
 LAST_POSITION: Final = 2**31 - 1
 """Positions and lengths are int32 on the device."""
@@ -29,6 +35,19 @@ Track = tuple[int, int, int]
 """(row, token position, slot): store the state after the tokens before `position` in `slot`."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceSlots:
+    """Slot ids that the engine keeps on the device: src and dst i32 `[B]`, none above `bound`.
+
+    They are never read back, so that what `begin` checks of host ids is the engine's word here:
+    ids 1 up to `bound` or negative, targets distinct, and no row reading what another writes.
+    """
+
+    src: Tensor
+    dst: Tensor
+    bound: int
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step: for every row its new tokens, its position and its slots, as host integers.
@@ -47,6 +66,8 @@ class Batch:
     track: Sequence[Track] = ()
     parents: Sequence[Sequence[int]] | None = None
     """In a VERIFY step of trees: for every token of a row its parent in the row, -1 the state."""
+    held: DeviceSlots | None = None
+    """The slots where the device holds them; `src` and `dst` are then empty."""
 
     def __post_init__(self) -> None:
         """Turn every entry into a plain integer, so that equal slots are seen to be equal.
@@ -71,7 +92,7 @@ class Batch:
 
 
 def _integers(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    return tuple(int(index(value)) for value in values)
+    return tuple(map(index, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +134,7 @@ def _check_mode(batch: Batch, limits: Limits) -> None:
 
 
 def _check_sizes(batch: Batch, limits: Limits) -> None:
-    for name in ("start", "src", "dst"):
-        size = len(getattr(batch, name))
-        if size != batch.rows:
-            raise ValueError(f"begin: {batch.rows} lengths, {size} entries in {name}")
+    _check_entries(batch)
     if batch.rows > limits.max_batch:
         raise ValueError(f"begin: {batch.rows} rows, the backend was built for {limits.max_batch}")
     if batch.tokens > limits.max_tokens:
@@ -125,20 +143,49 @@ def _check_sizes(batch: Batch, limits: Limits) -> None:
         )
 
 
+def _check_entries(batch: Batch) -> None:
+    """One entry a row in every field; slots on the host or on the device, not on both."""
+    slots = batch.rows if batch.held is None else 0
+    for name, expected in (("start", batch.rows), ("src", slots), ("dst", slots)):
+        size = len(getattr(batch, name))
+        if size != expected and batch.held is not None and name != "start":
+            raise ValueError(f"begin: {size} entries in {name} beside slots held on the device")
+        if size != expected:
+            raise ValueError(f"begin: {batch.rows} lengths, {size} entries in {name}")
+
+
 def _check_rows(batch: Batch) -> None:
-    for row, (length, start, src, dst) in enumerate(
-        zip(batch.lengths, batch.start, batch.src, batch.dst, strict=True)
-    ):
+    """Row by row where one may be at fault; what most steps are is seen at a glance."""
+    if _plain(batch):
+        return
+    for row, (length, start) in enumerate(zip(batch.lengths, batch.start, strict=True)):
         if length < 0 or start < 0:
             raise ValueError(f"begin: row {row}: length {length}, start {start}: expected >= 0")
         if start + length > LAST_POSITION:
             raise ValueError(f"begin: row {row} ends at {start + length}, beyond {LAST_POSITION}")
-        if src < 0 and start > 0 and length > 0:
+        if batch.held is None and batch.src[row] < 0 and start > 0 and length > 0:
             raise ValueError(f"begin: row {row} starts at {start} without a src slot")
         if batch.mode is Mode.IDLE and length:
             raise ValueError(f"begin: row {row} has {length} tokens in an IDLE step")
-        if batch.mode is Mode.DECODE and length != 1 and (length or src >= 0 or dst >= 0):
+        if batch.mode is Mode.DECODE and length != 1 and (length or not _is_pad(batch, row)):
             raise ValueError(f"begin: row {row} has {length} tokens in a DECODE step, expected 1")
+
+
+def _plain(batch: Batch) -> bool:
+    """Whether no row can be at fault, by extremes alone."""
+    lengths, start = batch.lengths, batch.start
+    if not lengths:
+        return True
+    least, most = min(lengths), max(lengths)
+    counts = least == most == 1 if batch.mode is Mode.DECODE else least >= 0
+    ends = min(start) >= 0 and max(start) + most <= LAST_POSITION
+    continued = batch.held is not None or min(batch.src) >= 0
+    return counts and ends and continued and batch.mode is not Mode.IDLE
+
+
+def _is_pad(batch: Batch, row: int) -> bool:
+    """Whether the host knows that a row has neither slot."""
+    return batch.held is None and batch.src[row] < 0 and batch.dst[row] < 0
 
 
 def _check_points(batch: Batch) -> None:
@@ -149,10 +196,12 @@ def _check_points(batch: Batch) -> None:
 
 def _check_slots(batch: Batch, limits: Limits) -> None:
     named = [("src", batch.src), ("dst", batch.dst), ("track", [t[2] for t in batch.track])]
+    if batch.src == batch.dst:
+        del named[1]
     for name, slots in named:
-        for slot in slots:
-            if slot == 0 or slot > limits.slots:
-                raise ValueError(f"begin: slot {slot} in {name}, pool has slots 1..{limits.slots}")
+        if 0 in slots or max(slots, default=NO_SLOT) > limits.slots:
+            slot = next(slot for slot in slots if slot == 0 or slot > limits.slots)
+            raise ValueError(f"begin: slot {slot} in {name}, pool has slots 1..{limits.slots}")
 
 
 def _check_track(batch: Batch, limits: Limits) -> None:
@@ -168,13 +217,15 @@ def _check_track(batch: Batch, limits: Limits) -> None:
             raise ValueError(
                 f"begin: track point (row {row}, count {count}), row {row} has {length} tokens"
             )
-        if batch.mode is Mode.DECODE and batch.dst[row] < 0:
+        if batch.mode is Mode.DECODE and batch.held is None and batch.dst[row] < 0:
             raise ValueError(f"begin: track point of row {row}, which has no dst to copy from")
         if position % limits.track:
             raise ValueError(
                 f"begin: track point (row {row}, position {position}) "
                 f"is not a multiple of {limits.track}"
             )
+        if batch.mode is Mode.VERIFY:
+            continue  # a commit stops at any token
         if count % limits.track and count != length:  # chunks are counted from the row's start
             raise ValueError(
                 f"begin: track point (row {row}, position {position}) is {count} tokens into the "
@@ -188,8 +239,6 @@ def _check_drafts(batch: Batch, limits: Limits) -> None:
         if batch.parents is not None:
             raise ValueError(f"begin: parents belong to VERIFY, not to {batch.mode}")
         return
-    if any(slot >= 0 for _, _, slot in batch.track):
-        raise ValueError("begin: track points in a VERIFY step are not served")
     for row, length in enumerate(batch.lengths):
         if length > limits.width:
             raise ValueError(
@@ -216,17 +265,26 @@ def _check_parents(batch: Batch, parents: Sequence[Sequence[int]], limits: Limit
 
 def _check_races(batch: Batch) -> None:
     """Live targets are distinct, and no row reads what another row writes."""
-    live = [row for row in range(batch.rows) if batch.lengths[row] > 0]
-    writers = {batch.dst[row]: f"row {row}" for row in live if batch.dst[row] >= 0}
+    if not batch.track and batch.src == batch.dst and len(set(batch.dst)) == len(batch.dst):
+        return  # every row goes on in place, as in most steps
+    live = [row for row, length in enumerate(batch.lengths) if length > 0]
+    pairs = [] if batch.held is not None else [(batch.src[row], batch.dst[row]) for row in live]
+    targets = [dst for _, dst in pairs if dst >= 0]
+    targets += [slot for _, _, slot in batch.track if slot >= 0]
+    written = set(targets)
+    if len(written) == len(targets) and not any(s in written and s != d for s, d in pairs):
+        return
+    raise ValueError(_race(batch, live if pairs else []))
+
+
+def _race(batch: Batch, live: Sequence[int]) -> str:
+    """The first slot with two writers, or else the first that is read and written."""
     targets = [(batch.dst[row], f"dst of row {row}") for row in live if batch.dst[row] >= 0]
     points = [(slot, f"a track point of row {row}") for row, _, slot in batch.track if slot >= 0]
-    counts = Counter(slot for slot, _ in targets + points)
-    for slot, times in counts.items():
+    for slot, times in Counter(slot for slot, _ in targets + points).items():
         if times > 1:
             who = [name for target, name in targets + points if target == slot]
-            raise ValueError(f"begin: slot {slot} is {' and '.join(who)}")
-    writers |= dict(points)
-    for row in live:
-        src = batch.src[row]
-        if src >= 0 and writers.get(src, f"row {row}") != f"row {row}":
-            raise ValueError(f"begin: row {row} reads slot {src}, which {writers[src]} writes")
+            return f"begin: slot {slot} is {' and '.join(who)}"
+    writers = {batch.dst[row]: f"row {row}" for row in live if batch.dst[row] >= 0} | dict(points)
+    row = next(r for r in live if writers.get(batch.src[r], f"row {r}") != f"row {r}")
+    return f"begin: row {row} reads slot {batch.src[row]}, which {writers[batch.src[row]]} writes"

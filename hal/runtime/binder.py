@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
@@ -18,6 +18,7 @@ from hal.runtime.layers import DeltaLayer, ShortConvLayer
 from hal.runtime.operators import OperatorConv, OperatorDelta, Operators, operators
 from hal.runtime.param_checks import check_cca, check_delta, check_scan, check_weight
 from hal.runtime.params import CcaParams, DeltaParams, LayerParams, ScanParams, ShortConvParams
+from hal.runtime.ranks import mean_of_norm
 from hal.runtime.scan_layer import ScanLayer
 from hal.runtime.seam import Current, Draft
 from hal.sharding import shard
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hal.interfaces import Conv, ConvState, DeltaRule, Provider, Scan
     from hal.model.spec import Dims
     from hal.runtime.pool import Pool
+    from hal.runtime.ranks import Ranks
     from hal.selection import Selection
 
 _FUSED: Final = {
@@ -49,6 +51,7 @@ class Binder:
     pool: Pool
     current: Current
     max_batch: int
+    ranks: Ranks | None = None
 
     def layer(self, layer_id: int, params: LayerParams) -> Layer:
         """Check the weights against the model's dims and bind them."""
@@ -73,11 +76,14 @@ class Binder:
         return sidecar
 
     def _dims(self, layer_id: int) -> Dims:
+        return shard(self._whole(layer_id), self.selection.options.tp.size)
+
+    def _whole(self, layer_id: int) -> Dims:
         layers = {layer.index: layer for layer in self.selection.model.stateful_layers()}
         layer = layers.get(layer_id)
         if layer is None or layer.dims is None:
             raise ValueError(f"layer {layer_id} keeps no state; layers {sorted(layers)} do")
-        return shard(layer.dims, self.selection.options.tp.size)
+        return layer.dims
 
     def _delta(self, layer_id: int, dims: DeltaDims, params: DeltaParams) -> DeltaLayer:
         check_delta(layer_id, dims, params, self.selection.options.ready_gates)
@@ -125,7 +131,15 @@ class Binder:
             self._dtype(),
             cast("Scan | None", self._verifier("scan")),
             self._draft(layer_id, "scan"),
+            over_ranks=self._mean(layer_id, params),
         )
+
+    def _mean(self, layer_id: int, params: ScanParams) -> Callable[[Tensor], Tensor] | None:
+        """The mean over the ranks that the groups of a layer's norm are cut by."""
+        if params.norm_weight is None:
+            return None
+        size = self.selection.options.tp.size
+        return mean_of_norm(layer_id, self._whole(layer_id), size, self.ranks)
 
     def _cca(self, layer_id: int, dims: CcaDims, params: CcaParams) -> CcaLayer:
         check_cca(layer_id, dims, params)

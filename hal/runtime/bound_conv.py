@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
+from torch.compiler import is_compiling
 
 from hal.runtime.batch import Mode
 from hal.runtime.seam import Draft, check_act, check_once, failed, verifier
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from hal.interfaces import Conv
@@ -37,17 +38,18 @@ class BoundConv:
     compiled: OperatorConv | None = None
     ran: Step | None = None
 
-    def commit(self, step: Step, last: Tensor) -> None:
-        """Leave the window after each row's accepted path in its target slot."""
+    def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
+        """Leave the window after each row's accepted path in its `dst`, by default the step's."""
         rule, draft = verifier(self.verify, self.draft)
         scratch = draft.take(step, "a conv")
-        bounds = step.query_start_loc
-        rule.commit(self.state, scratch, step.src, step.dst, step.start, bounds, last)
+        bounds, target = step.query_start_loc, step.dst if dst is None else dst
+        commit = step.opaque(rule.commit)
+        commit(self.state, scratch, step.src, target, step.start, bounds, last)
 
     def _verify(self, x: Tensor, step: Step) -> Tensor:
         rule, draft = verifier(self.verify, self.draft)
         try:
-            return rule.verify(
+            return step.opaque(rule.verify)(
                 x,
                 self.weight,
                 self.bias,
@@ -77,12 +79,14 @@ class BoundConv:
         return out
 
     def _run(self, x: Tensor, step: Step) -> Tensor:
-        given = (x, self.weight, self.bias, self.state, step.src, step.dst, step.start)
-        compiled = self.compiled if torch.compiler.is_compiling() else None
+        compiled, state = self.compiled if is_compiling() else None, self.state
+        weight, bias, act = self.weight, self.bias, self.activation
         if step.mode is Mode.DECODE:
-            out = (compiled or self.decode).decode(*given, activation=self.activation)
-            step.track_decode(self.state)
+            decode = step.opaque((compiled or self.decode).decode)
+            out = decode(x, weight, bias, state, step.src, step.dst, step.start, activation=act)
+            if step.copies is not None:
+                step.track_decode(state)
             return out
-        rows = (step.query_start_loc, step.max_len)
+        rows = (step.src, step.dst, step.start, step.query_start_loc, step.max_len)
         serve = (compiled or self.prefill).prefill
-        return serve(*given, *rows, activation=self.activation, track=step.track)
+        return serve(x, weight, bias, state, *rows, activation=act, track=step.track)

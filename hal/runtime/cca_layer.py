@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hal.errors import ProviderError
 from hal.runtime.batch import Mode
+from hal.runtime.phases import Phases
 from hal.runtime.seam import check_act, check_once, check_tokens, failed, verifier
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class CcaLayer:
     `draft` is the window's and `hidden_draft` the hidden state's.
     """
 
+    phases: ClassVar[Phases] = Phases.SPLIT
     current: Current
     layer_id: int
     dims: CcaDims
@@ -54,12 +56,14 @@ class CcaLayer:
         self.ran = step
         return found
 
-    def commit(self, step: Step, last: Tensor) -> None:
-        """Leave both states after each row's accepted path in its target slot."""
+    def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
+        """Leave both states after each row's accepted path in its `dst`, by default the step's."""
         rule, draft = verifier(self.verify, self.draft)
         _, hidden = verifier(self.verify, self.hidden_draft)
         scratch = draft.take(step, "a CCA"), hidden.take(step, "a CCA")
-        rule.commit(scratch, step.src, step.dst, step.start, step.query_start_loc, last)
+        target = step.dst if dst is None else dst
+        commit = step.opaque(rule.commit)
+        commit(scratch, step.src, target, step.start, step.query_start_loc, last)
 
     def _check_inputs(self, r: Tensor, h: Tensor) -> None:
         """Refuse inputs of another shape or dtype before either state moves."""
@@ -78,7 +82,7 @@ class CcaLayer:
         if step.mode is not Mode.DECODE:
             rows = (step.query_start_loc, step.max_len)
             return self.prefill.prefill(r, h, *index, *rows, track=step.track)
-        found = self.decode.decode(r, h, *index)
+        found = step.opaque(self.decode.decode)(r, h, *index)
         for state in (self.decode.window, self.decode.hidden):
             step.track_decode(state)
         return found
@@ -87,7 +91,7 @@ class CcaLayer:
         rule, draft = verifier(self.verify, self.draft)
         _, hidden = verifier(self.verify, self.hidden_draft)
         try:
-            return rule.verify(
+            return step.opaque(rule.verify)(
                 r,
                 h,
                 step.src,

@@ -1,5 +1,7 @@
 """What stands around the recurrences: ready-made gates, and the gated norms of the outputs."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -32,15 +34,24 @@ def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float, kind: GateKind)
 
 
 def grouped_norm(
-    y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, norm_before_gate: bool
+    y: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    eps: float,
+    groups: int,
+    norm_before_gate: bool,
+    over_ranks: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """rms in groups of I / G channels, times weight, and the gate silu(z), in float32.
 
-    y, z `[T, I]`, weight `[I]`. The gate is applied to what is normed, or after it.
+    y, z `[T, I]`, weight `[I]`. The gate is applied to what is normed, or after it. `over_ranks`
+    gives the mean of a mean square over the ranks that share a group.
     """
     x, gate = y.float(), torch.nn.functional.silu(z.float())
     x = x if norm_before_gate else x * gate
     grouped = x.view(-1, groups, x.shape[1] // groups)
-    normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
-    normed = normed.view_as(x) * weight.float()
+    square = grouped.square().mean(-1, keepdim=True)
+    if over_ranks is not None:
+        square = over_ranks(square)
+    normed = (grouped * torch.rsqrt(square + eps)).view_as(x) * weight.float()
     return (normed * gate if norm_before_gate else normed).to(y.dtype)

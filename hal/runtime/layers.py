@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
+from torch.compiler import is_compiling
 
 from hal.errors import ProviderError
 from hal.model.spec import GateKind
 from hal.runtime.batch import Mode
 from hal.runtime.gates import gated_norm, ready
+from hal.runtime.phases import Phases
 from hal.runtime.seam import Draft, check_act, check_once, check_tokens, failed, verifier
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class DeltaLayer:
     pieces itself call `conv` and `delta_rule` in its place.
     """
 
+    phases: ClassVar[Phases] = Phases.SPLIT
     current: Current
     dims: DeltaDims
     params: DeltaParams
@@ -51,35 +53,30 @@ class DeltaLayer:
     """Who serves the conv and the recurrence of a mode in fewer launches, where one does."""
     ran: Step | None = None
     sizes: tuple[int, int, int] = field(init=False)
+    channels: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Remember the widths of q, k and v side by side."""
         q, k, v = (size for _, size in self.dims.segments)
-        self.sizes = (q, k, v)
+        self.sizes, self.channels = (q, k, v), q + k + v
 
     def __call__(self, mixed_qkv: Tensor, a: Tensor, b: Tensor, z: Tensor | None = None) -> Tensor:
         """Conv, split, gates, recurrence, and the gated norm where z is given."""
         self._check(mixed_qkv, a, b, z)
-        step = self.current.get()
-        rule, gate = self.fused.get(step.mode), self.params.gate
-        if rule is not None and gate is not None and not torch.compiler.is_compiling():
+        step, gate = self.current.get(), self.params.gate
+        rule = self.fused.get(step.mode) if self.fused else None
+        if rule is not None and gate is not None and not is_compiling():
             return self._run_fused(rule, mixed_qkv, a, b, z, gate, step)
-        return self._composed(mixed_qkv, a, b, z)
-
-    def _composed(self, mixed_qkv: Tensor, a: Tensor, b: Tensor, z: Tensor | None) -> Tensor:
-        q, k, v = self.split(self.conv(mixed_qkv))
-        gate = self.params.gate
+        q, k, v = self.split(self.bound_conv(mixed_qkv, step))
         if gate is not None and not self.fuses_gate:
-            a, b = ready(gate, a, b)
-            gate = None
-        return self._normed(self.delta_rule(q, k, v, a, b, gate), z)
+            a, b, gate = *ready(gate, a, b), None
+        return self._normed(self._recur(q, k, v, a, b, gate, step), z)
 
     def _normed(self, o: Tensor, z: Tensor | None) -> Tensor:
         if z is None or self.params.norm_weight is None:
             return o
-        kind = self.dims.gate
-        normed = gated_norm(o, z, self.params.norm_weight, self.params.norm_eps, kind)
-        return self.current.get().clear_pads(normed)
+        weight, eps, kind = self.params.norm_weight, self.params.norm_eps, self.dims.gate
+        return self.current.get().clear_pads(gated_norm(o, z, weight, eps, kind))
 
     def _run_fused(
         self,
@@ -115,7 +112,7 @@ class DeltaLayer:
         check_act("mixed_qkv", mixed_qkv, conv.dtype)
         check_once(conv.ran, step, "the conv")
         try:
-            o = rule.decode_fused(
+            o = step.opaque(rule.decode_fused)(
                 mixed_qkv,
                 a,
                 b,
@@ -134,8 +131,8 @@ class DeltaLayer:
             )
         except RuntimeError as error:
             raise failed("delta_rule.decode_fused", error, mixed_qkv, a, b, self.state) from error
-        for state in (conv.state, self.state):
-            step.track_decode(state)
+        step.track_decode(conv.state)
+        step.track_decode(self.state)
         conv.ran = step
         return o
 
@@ -151,7 +148,7 @@ class DeltaLayer:
     ) -> Tensor:
         params = self.params
         try:
-            return rule.prefill_fused(
+            return step.opaque(rule.prefill_fused)(
                 mixed_qkv,
                 a,
                 b,
@@ -173,7 +170,7 @@ class DeltaLayer:
         """Everything that could still fail after the conv has moved its state."""
         dims, tokens = self.dims, mixed_qkv.shape[0]
         heads = (tokens, dims.HV)
-        check_tokens("mixed_qkv", mixed_qkv, (tokens, sum(self.sizes)))
+        check_tokens("mixed_qkv", mixed_qkv, (tokens, self.channels))
         check_tokens("a", a, heads if dims.gate is GateKind.SCALAR else (*heads, dims.K))
         check_tokens("b", b, heads)
         if z is not None:
@@ -199,8 +196,12 @@ class DeltaLayer:
         self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gate: Gate | None = None
     ) -> Tensor:
         """The recurrence alone; without a gate, a is log decay and b is beta already."""
-        step = self.current.get()
         check_act("v", v, self.bound_conv.dtype)
+        return self._recur(q, k, v, a, b, gate, self.current.get())
+
+    def _recur(
+        self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gate: Gate | None, step: Step
+    ) -> Tensor:
         if step.mode is Mode.VERIFY:
             return self._verify(q, k, v, a, b, gate, step)
         check_once(self.ran, step, "the delta rule")
@@ -214,21 +215,24 @@ class DeltaLayer:
     def _run(
         self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gate: Gate | None, step: Step
     ) -> Tensor:
-        given = (q, k, v, a, b, gate, self.state, step.src, step.dst)
-        compiled = self.compiled if torch.compiler.is_compiling() else None
+        compiled, state = self.compiled if is_compiling() else None, self.state
         if step.mode is Mode.DECODE:
-            out = (compiled or self.decode).decode(*given)
-            step.track_decode(self.state)
+            decode = step.opaque((compiled or self.decode).decode)
+            out = decode(q, k, v, a, b, gate, state, step.src, step.dst)
+            if step.copies is not None:
+                step.track_decode(state)
             return out
-        rows = (step.query_start_loc, step.max_len)
-        return (compiled or self.prefill).prefill(*given, *rows, track=step.track)
+        rows = (step.src, step.dst, step.query_start_loc, step.max_len)
+        serve = (compiled or self.prefill).prefill
+        return serve(q, k, v, a, b, gate, state, *rows, track=step.track)
 
-    def commit(self, step: Step, last: Tensor) -> None:
-        """Leave the states after each row's accepted path in its target slot."""
+    def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
+        """Leave the states after each row's accepted path in its `dst`, by default the step's."""
         rule, draft = verifier(self.verify, self.draft)
-        scratch = draft.take(step, "a delta rule")
-        self.bound_conv.commit(step, last)
-        rule.commit(self.state, scratch, step.src, step.dst, step.query_start_loc, last)
+        scratch, target = draft.take(step, "a delta rule"), step.dst if dst is None else dst
+        self.bound_conv.commit(step, last, target)
+        commit = step.opaque(rule.commit)
+        commit(self.state, scratch, step.src, target, step.query_start_loc, last)
 
     def _verify(
         self,
@@ -242,7 +246,7 @@ class DeltaLayer:
     ) -> Tensor:
         rule, draft = verifier(self.verify, self.draft)
         try:
-            return rule.verify(
+            return step.opaque(rule.verify)(
                 q,
                 k,
                 v,
@@ -268,6 +272,7 @@ class ShortConvLayer:
     state holds. The state and the slots come from the sidecar, resolved once a step.
     """
 
+    phases: ClassVar[Phases] = Phases.SPLIT
     current: Current
     layer_id: int
     dims: ShortConvDims
@@ -290,6 +295,6 @@ class ShortConvLayer:
             raise ProviderError(f"conv_state.step gave another state for layer {self.layer_id}")
         return self.bound_conv(gated, step)
 
-    def commit(self, step: Step, last: Tensor) -> None:
-        """Leave the window after each row's accepted path in its target slot."""
-        self.bound_conv.commit(step, last)
+    def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
+        """Leave the window after each row's accepted path in its `dst`, by default the step's."""
+        self.bound_conv.commit(step, last, dst)

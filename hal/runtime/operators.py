@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -54,14 +55,17 @@ class Operators:
 
 
 _REGISTERED: Final[dict[str, Operators]] = {}
+_REGISTERING: Final = Lock()
+"""Threads that bind layers at once register a namespace once."""
 
 
 def operators(name: str, device: str, layouts: Mapping[str, str], provider: Provider) -> Operators:
     """Register a provider's operations once for its name, device and layouts."""
     words = [name, device, *(layouts[state] for state in sorted(layouts))]
     namespace = "hal_" + re.sub(r"\W", "_", "_".join(words))
-    if namespace not in _REGISTERED:
-        _REGISTERED[namespace] = _register(namespace, provider)
+    with _REGISTERING:
+        if namespace not in _REGISTERED:
+            _REGISTERED[namespace] = _register(namespace, provider)
     return _REGISTERED[namespace]
 
 

@@ -3,12 +3,14 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import Final, NewType
+from typing import Final, NewType, Protocol
 
 import torch
 from torch import Tensor
 
 from hal.errors import PoolExhausted
+from hal.options import Shard
+from hal.runtime.transfer import SlotState, export_slot, import_slot
 from hal.states import StateSpec
 
 Slot = NewType("Slot", int)
@@ -16,6 +18,17 @@ Slot = NewType("Slot", int)
 
 RESERVED: Final = 1
 """Slot 0 is never handed out: kernels that cannot skip may use it as a sink."""
+
+LAST_SLOT: Final = 2**31 - 1
+"""Slot ids are int32 on the device; every offset that is made of one is 64 bits wide."""
+
+
+class SlotKeyed(Protocol):
+    """What else is kept by slot, as an engine's keys and values; it follows the pool."""
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Drop what the slots hold: their tenants are gone."""
+        ...
 
 
 class Pool:
@@ -25,12 +38,22 @@ class Pool:
     `src = none`. Every failing call leaves the pool as it was.
     """
 
-    def __init__(self, states: Sequence[StateSpec], slots: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        states: Sequence[StateSpec],
+        slots: int,
+        device: torch.device,
+        shard: Shard | None = None,
+    ) -> None:
         if slots < 1:
             raise ValueError(f"pool: {slots} slots, expected at least 1")
+        if slots > LAST_SLOT:
+            raise ValueError(f"pool: {slots} slots, at most {LAST_SLOT} have an int32 id")
         self.slots = slots
         self.device = device
         self.states = tuple(states)
+        self.shard = shard or Shard()
+        self._keyed: list[SlotKeyed] = []
         self._tensors: dict[int, dict[str, Tensor]] = {}
         for spec in states:
             shape = (slots + RESERVED, *spec.shape)
@@ -58,6 +81,10 @@ class Pool:
         """The plan's entry of one state."""
         return next(s for s in self.states if (s.layer, s.name) == (layer, name))
 
+    def attach(self, keyed: SlotKeyed) -> None:
+        """Let something that is kept by slot follow every `free` and `reset`."""
+        self._keyed.append(keyed)
+
     def alloc(self, count: int = 1) -> list[Slot]:
         """Hand out `count` slots, or raise `PoolExhausted` with the numbers and hand out none."""
         if count < 0:
@@ -79,6 +106,7 @@ class Pool:
             raise ValueError(f"pool: free of slots {stray}, which are not in use exactly once")
         self._used.difference_update(given)
         self._free.extend(given)
+        self._release(given)
 
     def fork(self, source: Slot) -> Slot:
         """A new slot with a bit-exact copy of `source`, over all layers."""
@@ -111,9 +139,30 @@ class Pool:
                 tensor[slot].zero_()
 
     def reset(self) -> None:
-        """Take every slot back; no byte is touched."""
+        """Take every slot back, whatever is kept by slot with it; no byte is touched."""
         self._used.clear()
         self._free = deque(Slot(i) for i in range(RESERVED, self.slots + RESERVED))
+        self._release(self._free)
+
+    def export_state(self, slot: Slot, start: int) -> SlotState:
+        """Copies of a slot's named segments after `start` tokens, in a form that knows no layout.
+
+        `hal.runtime.transfer` merges those of all ranks and cuts them for another parallel size.
+        """
+        self._check_used(slot)
+        return export_slot(self._planned(), slot, start, self.shard)
+
+    def import_state(self, slot: Slot, state: SlotState) -> None:
+        """Write a slot that is in use; one of another plan or rank is refused, unwritten."""
+        self._check_used(slot)
+        import_slot(self._planned(), slot, state, self.shard)
+
+    def _planned(self) -> list[tuple[StateSpec, Tensor]]:
+        return [(spec, self._tensors[spec.layer][spec.name]) for spec in self.states]
+
+    def _release(self, slots: Iterable[Slot]) -> None:
+        for keyed in self._keyed:
+            keyed.release(tuple(slots))
 
     def _all(self) -> Iterable[Tensor]:
         return (t for named in self._tensors.values() for t in named.values())

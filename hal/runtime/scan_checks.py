@@ -21,6 +21,8 @@ def check_scan(
     state: Tensor,
     dt_limit: tuple[float, float],
     out: Tensor | None,
+    *,
+    state_dtypes: frozenset[torch.dtype] = frozenset({torch.float32}),
 ) -> None:
     """Refuse a scan whose inputs, parameters, state and result do not fit each other.
 
@@ -44,8 +46,9 @@ def check_scan(
     if not dt_limit[0] <= dt_limit[1]:
         raise ValueError(f"{operation}: dt_limit is {dt_limit}, expected (least, most)")
     _check_shape(operation, "state", state[:0], (0, *x.shape[1:], B.shape[2]), state.shape[0])
-    if state.dtype != torch.float32:
-        raise TypeError(f"{operation}: state is {dtype_name(state.dtype)}, expected float32")
+    if state.dtype not in state_dtypes:
+        offered = ", ".join(sorted(map(dtype_name, state_dtypes)))
+        raise TypeError(f"{operation}: state is {dtype_name(state.dtype)}, expected {offered}")
     check_out(operation, out, x.shape, x.dtype)
 
 

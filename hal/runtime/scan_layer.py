@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hal.runtime.batch import Mode
 from hal.runtime.gates import grouped_norm
+from hal.runtime.phases import Phases, not_by_phase
 from hal.runtime.seam import check_act, check_once, check_tokens, failed, verifier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch import Tensor
 
@@ -31,6 +34,8 @@ class ScanLayer:
     call `conv` and `scan`.
     """
 
+    phases: ClassVar[Phases] = Phases.UNIFIED
+
     current: Current
     dims: ScanDims
     params: ScanParams
@@ -43,6 +48,8 @@ class ScanLayer:
     verify: Scan | None = None
     draft: Draft | None = None
     ran: Step | None = None
+    over_ranks: Callable[[Tensor], Tensor] | None = None
+    """The mean over the ranks that share a group of the norm; None: no group is cut."""
 
     def __call__(self, mixed: Tensor, dt: Tensor, z: Tensor | None = None) -> Tensor:
         """Conv, split, scan, and the gated norm or the gate inside the scan where z is given."""
@@ -66,8 +73,21 @@ class ScanLayer:
             return y
         groups = dims.norm_groups or 1
         weight, eps = self.params.norm_weight, self.params.norm_eps
-        out = grouped_norm(y, z, weight, eps, groups, self.params.norm_before_gate)
+        before, over_ranks = self.params.norm_before_gate, self.over_ranks
+        out = grouped_norm(y, z, weight, eps, groups, before, over_ranks)
         return self.current.get().clear_pads(out)
+
+    def forward(self, mixed: Tensor, dt: Tensor, z: Tensor | None = None) -> Tensor:
+        """The layer under the name that engines know: prefill and decode rows in one call."""
+        return self(mixed, dt, z)
+
+    def forward_decode(self, mixed: Tensor, dt: Tensor, z: Tensor | None = None) -> Tensor:
+        """Not offered; the error names the call that is."""
+        raise not_by_phase("forward_decode", "forward(mixed, dt, z)")
+
+    def forward_extend(self, mixed: Tensor, dt: Tensor, z: Tensor | None = None) -> Tensor:
+        """Not offered; the error names the call that is."""
+        raise not_by_phase("forward_extend", "forward(mixed, dt, z)")
 
     def conv(self, mixed: Tensor) -> Tensor:
         """The convolution alone, `[T, C]` to `[T, C]`."""
@@ -126,7 +146,8 @@ class ScanLayer:
         params, limit, soft = self.params, self.dims.dt_limit, dt is not None
         rest = (B, C, params.D, params.dt_bias, z, self.state, step.src, step.dst)
         if step.mode is Mode.DECODE:
-            out = self.decode.decode(x, dt, self.A, *rest, dt_limit=limit, dt_softplus=soft)
+            decode = step.opaque(self.decode.decode)
+            out = decode(x, dt, self.A, *rest, dt_limit=limit, dt_softplus=soft)
             step.track_decode(self.state)
             return out
         rows = (step.query_start_loc, step.max_len)
@@ -139,7 +160,7 @@ class ScanLayer:
     ) -> Tensor:
         rule, draft = verifier(self.verify, self.draft)
         try:
-            return rule.verify(
+            return step.opaque(rule.verify)(
                 x, dt, self.A, B, C, self.params.D, self.params.dt_bias, z, self.state, step.src,
                 step.query_start_loc, step.max_len, draft.fill(step),
                 dt_limit=self.dims.dt_limit, dt_softplus=dt is not None, parents=step.parents,
@@ -147,10 +168,12 @@ class ScanLayer:
         except RuntimeError as error:
             raise failed("scan.verify", error, x, B, C, self.state) from error
 
-    def commit(self, step: Step, last: Tensor) -> None:
-        """Leave the states after each row's accepted path in its target slot."""
+    def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
+        """Leave the states after each row's accepted path in its `dst`, by default the step's."""
         rule, draft = verifier(self.verify, self.draft)
         scratch = draft.take(step, "a scan")
+        target = step.dst if dst is None else dst
         if self.bound_conv is not None:
-            self.bound_conv.commit(step, last)
-        rule.commit(self.state, scratch, step.src, step.dst, step.query_start_loc, last)
+            self.bound_conv.commit(step, last, target)
+        commit = step.opaque(rule.commit)
+        commit(self.state, scratch, step.src, target, step.query_start_loc, last)

@@ -53,6 +53,7 @@ class Draft:
     def fill(self, step: Step) -> tuple[Tensor, ...]:
         """The scratch, from now on of this step."""
         self.filled = step
+        step.filled.append(self)
         return self.scratch
 
     def take(self, step: Step, layer: str) -> tuple[Tensor, ...]:
@@ -64,7 +65,7 @@ class Draft:
 
 def check_tokens(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse an input of another shape before any state of the layer moves; nothing broadcasts."""
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise ValueError(f"layer call: {name} is {list(tensor.shape)}, expected {list(shape)}")
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hal.runtime.staging import Ring
     from hal.runtime.step import Step
 
 
 def last_tokens(
-    step: Step,
-    accepted: Sequence[int] | Tensor,
-    tips: Sequence[int] | Tensor | None,
-    device: torch.device,
+    step: Step, accepted: Sequence[int] | Tensor, tips: Sequence[int] | Tensor | None, ring: Ring
 ) -> Tensor:
     """The row-relative index of each row's last accepted token, i32 `[B]`, -1 for none."""
     tree = step.parents is not None
@@ -27,28 +27,53 @@ def last_tokens(
         raise ValueError("commit: tips were given, but the verify step was of chains")
     given = accepted if tips is None else tips
     if isinstance(given, Tensor):
-        _check_tensor(given, step.rows)
-        return given if tree else given - 1
+        _check_tensor(given, step)
+        last = given if tree else given - 1
+        gap = step.rows - last.shape[0]
+        return pad(last, (0, gap), value=-1) if gap else last
     _check_counts(step, accepted)
     if tips is not None:
         _check_tips(step, accepted, given)
-        return torch.tensor(given, dtype=torch.int32, device=device)
-    return torch.tensor([count - 1 for count in given], dtype=torch.int32, device=device)
+    shift = 0 if tree else 1
+    pads = [-1] * (step.rows - len(given))
+    return ring.send(array("i", [*(count - shift for count in given), *pads]))
 
 
-def _check_tensor(given: Tensor, rows: int) -> None:
-    if given.dtype != torch.int32 or tuple(given.shape) != (rows,):
+def targets(step: Step, last: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Where a commit leaves states, and after which token: the track points, then the rows' dst.
+
+    The points go first, since they start from the states that the rows' own commit moves on.
+    """
+    found = [(slots, _reached(step, table, last)) for slots, table in step.points]
+    return [*found, (step.dst, last)]
+
+
+def _reached(step: Step, table: Tensor, last: Tensor) -> Tensor:
+    """The last token of each row's point on the path to `last`, -1 where the path ends before."""
+    if not table.shape[0]:
+        return last
+    index = step.query_start_loc[:-1] + last.clamp(min=0)
+    found = table.index_select(0, index.clamp_(max=table.shape[0] - 1))
+    return torch.where(last < 0, last, found)
+
+
+def _check_tensor(given: Tensor, step: Step) -> None:
+    """A count for each live row, or for each row of a captured step."""
+    sizes = {len(step.lengths), step.rows}
+    if given.dtype != torch.int32 or given.ndim != 1 or given.shape[0] not in sizes:
+        expected = " or ".join(f"[{size}]" for size in sorted(sizes))
         raise ValueError(
-            f"commit: got {list(given.shape)} {given.dtype}, expected [{rows}] torch.int32"
+            f"commit: got {list(given.shape)} {given.dtype}, expected {expected} torch.int32"
         )
 
 
 def _check_counts(step: Step, accepted: Sequence[int] | Tensor) -> None:
     if isinstance(accepted, Tensor):
-        _check_tensor(accepted, step.rows)
+        _check_tensor(accepted, step)
         return
-    if len(accepted) != step.rows:
-        raise ValueError(f"commit: {len(accepted)} counts, the verify step had {step.rows} rows")
+    rows = len(step.lengths)
+    if len(accepted) != rows:
+        raise ValueError(f"commit: {len(accepted)} counts, the verify step had {rows} rows")
     for row, (count, length) in enumerate(zip(accepted, step.lengths, strict=True)):
         if not 0 <= count <= length:
             raise ValueError(f"commit: {count} accepted in row {row}, width is {length}")
@@ -56,8 +81,9 @@ def _check_counts(step: Step, accepted: Sequence[int] | Tensor) -> None:
 
 def _check_tips(step: Step, accepted: Sequence[int] | Tensor, tips: Sequence[int]) -> None:
     """A tip is a token of its row, and there is one exactly where something was accepted."""
-    if len(tips) != step.rows:
-        raise ValueError(f"commit: {len(tips)} tips, the verify step had {step.rows} rows")
+    rows = len(step.lengths)
+    if len(tips) != rows:
+        raise ValueError(f"commit: {len(tips)} tips, the verify step had {rows} rows")
     for row, (tip, length) in enumerate(zip(tips, step.lengths, strict=True)):
         if not -1 <= tip < length:
             raise ValueError(f"commit: tip {tip} in row {row}, which has {length} tokens")

@@ -1,19 +1,38 @@
 """The device's view of a step, made in one pass and one copy from the host's batch."""
 
-from dataclasses import dataclass
-from itertools import accumulate, chain
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
-from hal.runtime.batch import NO_SLOT, Batch, Mode
+from hal.runtime.batch import Batch, Mode
+from hal.runtime.packing import counted, frame_of, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from hal.runtime.batch import Limits
+    from hal.runtime.packing import Fields, Frame
+    from hal.runtime.seam import Draft
+    from hal.runtime.staging import Ring
+    from hal.runtime.tape import Tape
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """What operations take: i32 query_start_loc `[B+1]`, src, dst and start `[B]`, track `[M, 3]`.
 
-    All are views of one packed buffer. `max_len` is the longest row, known on the host.
+    All are views of one packed buffer. `max_len` is the longest row, known on the host. In a
+    captured step they are as long as the capture, and each replay writes them anew.
     """
 
     mode: Mode
@@ -26,12 +45,23 @@ class Step:
     start: Tensor
     track: Tensor | None
     pads: Tensor | None
-    """bool `[B]`, the pad rows of a DECODE step; None where there are none."""
+    """bool `[T]`, the tokens of no row where the host cannot cut them off; None without any."""
     lengths: tuple[int, ...] = ()
+    """Of the live rows alone."""
     parents: Tensor | None = None
     """i32 `[T]` in a VERIFY step of trees, row-relative; None for chains."""
     copies: tuple[Tensor, Tensor] | None = None
     """In a DECODE step the slots to copy from and to, once the tracked rows have moved on."""
+    points: tuple[tuple[Tensor, Tensor], ...] = ()
+    """In a VERIFY step what `reached` needs: slots i32 `[B]` and the token of each tip `[T]`."""
+    tape: Tape | None = None
+    """Records the providers' calls while a step is captured where no graph does."""
+    filled: list[Draft] = field(default_factory=list)
+    """The drafts whose scratch is of this step."""
+
+    def opaque(self, call: Callable[Given, Result]) -> Callable[Given, Result]:
+        """A provider's operation as this step has to call it."""
+        return call if self.tape is None else self.tape.opaque(call)
 
     def track_decode(self, state: Tensor) -> None:
         """Keep the tracked rows' new states; no other row writes or reads the slots."""
@@ -48,51 +78,96 @@ class Step:
         return out
 
 
-def make_step(batch: Batch, device: torch.device) -> Step:
+def make_step(batch: Batch, ring: Ring) -> Step:
     """Pack a checked batch; rows without tokens get no slots, so that nothing can address them."""
-    rows, lengths = batch.rows, _lengths(batch)
-    starts = [0, *accumulate(lengths)]
-    src = [max(s, NO_SLOT) if n else NO_SLOT for s, n in zip(batch.src, batch.lengths, strict=True)]
-    dst = [max(s, NO_SLOT) if n else NO_SLOT for s, n in zip(batch.dst, batch.lengths, strict=True)]
-    points = [(row, pos - batch.start[row], slot) for row, pos, slot in batch.track if slot >= 0]
-    parents = list(chain.from_iterable(batch.parents or ()))
-    flat = list(chain(starts, src, dst, batch.start, chain.from_iterable(points), parents))
-    packed = torch.tensor(flat, dtype=torch.int32).to(device)
-    cuts = [rows + 1, rows, rows, rows, 3 * len(points), len(parents)]
-    query_start_loc, src_ids, dst_ids, start, track, links = packed.split_with_sizes(cuts)
+    frame = frame_of(batch)
+    fields = frame.split(ring.send(pack(batch, frame)))
+    held = batch.held
+    src, dst = (fields.src, fields.dst) if held is None else (held.src, held.dst)
+    decode = batch.mode is Mode.DECODE
     return Step(
         batch.mode,
-        rows,
-        starts[-1],
-        max(lengths, default=0),
-        query_start_loc,
-        src_ids,
-        dst_ids,
-        start,
-        track.view(-1, 3) if points else None,
-        (src_ids < 0) & (dst_ids < 0) if _has_pads(batch) else None,
-        tuple(lengths),
-        links if batch.parents is not None else None,
-        _copies(batch, points, device),
+        frame.rows,
+        frame.tokens,
+        1 if decode and frame.rows else max(batch.lengths, default=0),
+        fields.query_start_loc,
+        src,
+        dst,
+        fields.start,
+        None if decode else fields.track,
+        (src < 0) & (dst < 0) if _may_have_pads(batch) else None,
+        tuple(batch.lengths),
+        fields.parents,
+        decode_copies(dst, fields.track) if decode else None,
+        fields.points,
     )
 
 
-def _copies(
-    batch: Batch, points: list[tuple[int, int, int]], device: torch.device
-) -> tuple[Tensor, Tensor] | None:
-    if batch.mode is not Mode.DECODE or not points:
+def decode_copies(dst: Tensor, track: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """The slots that a DECODE step copies from and to, by its rows' `dst` and its points."""
+    if track is None:
         return None
-    slots = [[batch.dst[row] for row, _, _ in points], [slot for _, _, slot in points]]
-    sources, targets = torch.tensor(slots, dtype=torch.long).to(device)
-    return sources, targets
+    rows, _, slots = track.long().unbind(1)
+    return dst.index_select(0, rows).long(), slots
 
 
-def _has_pads(batch: Batch) -> bool:
-    return batch.mode is Mode.DECODE and any(
-        s < 0 and d < 0 for s, d in zip(batch.src, batch.dst, strict=True)
+def track_points(batch: Batch, ring: Ring) -> Tensor | None:
+    """A batch's live points (row, count, slot) on the device, `[M, 3]`; None without any."""
+    points = array("i", chain.from_iterable(counted(batch)))
+    return ring.send(points).view(-1, 3) if points else None
+
+
+def check_held(batch: Batch, limits: Limits, device: torch.device) -> None:
+    """Refuse slots on the device of another dtype, size or place, or bounded beyond the pool."""
+    held = batch.held
+    if held is None:
+        return
+    for name, ids in (("src", held.src), ("dst", held.dst)):
+        if ids.dtype != torch.int32:
+            raise TypeError(f"begin: {name} held is {ids.dtype}, expected torch.int32")
+        if tuple(ids.shape) != (batch.rows,):
+            raise ValueError(f"begin: {batch.rows} lengths, {name} held is {list(ids.shape)}")
+        if ids.device.type != device.type:
+            raise ValueError(f"begin: {name} held is on {ids.device}, the backend on {device}")
+    if not 0 <= held.bound <= limits.slots:
+        raise ValueError(
+            f"begin: slots held are bounded by {held.bound}, pool has slots 1..{limits.slots}"
+        )
+
+
+def captured_step(
+    mode: Mode, frame: Frame, fields: Fields, tokens: Tensor, tape: Tape | None
+) -> Step:
+    """A step of nothing but pads on a capture's own buffer; made while recording.
+
+    `tokens` counts them from 0; which are pads is found from the buffer in every replay.
+    """
+    if mode is Mode.DECODE:
+        pads = (fields.src < 0) & (fields.dst < 0)
+    else:
+        pads = tokens >= fields.query_start_loc[-1]
+    return Step(
+        mode,
+        frame.rows,
+        frame.tokens,
+        frame.tokens // frame.rows,
+        fields.query_start_loc,
+        fields.src,
+        fields.dst,
+        fields.start,
+        None,
+        pads,
+        (0,) * frame.rows,
+        fields.parents,
+        None,
+        fields.points,
+        tape,
     )
 
 
-def _lengths(batch: Batch) -> list[int]:
-    """Tokens that each row takes in the packed input; a DECODE pad takes one."""
-    return [1] * batch.rows if batch.mode is Mode.DECODE else list(batch.lengths)
+def _may_have_pads(batch: Batch) -> bool:
+    if batch.mode is not Mode.DECODE or not batch.rows:
+        return False
+    if batch.held is not None:
+        return True
+    return min(batch.src) < 0 and min(map(max, batch.src, batch.dst)) < 0

@@ -1,13 +1,14 @@
 """A step is checked on the host, whole, before anything of it can run."""
 
 from dataclasses import replace
+from random import Random
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.runtime.batch import Batch, Limits, Mode, check
+from hal.runtime.batch import LAST_POSITION, Batch, Limits, Mode, check
 
 LIMITS = Limits(
     slots=8,
@@ -176,6 +177,56 @@ def test_whatever_passes_has_distinct_targets_that_no_other_row_reads(data: st.D
     for i in live:
         others = {batch.dst[j] for j in live if j != i and batch.dst[j] >= 0}
         assert batch.src[i] not in others
+
+
+def at_fault(batch: Batch) -> bool:
+    """The rules of a step, row by row and pair by pair, without a short cut."""
+    rows = range(batch.rows)
+    live = [row for row in rows if batch.lengths[row] > 0]
+    named = [*batch.src, *batch.dst, *(slot for _, _, slot in batch.track)]
+    if any(slot == 0 or slot > LIMITS.slots for slot in named) or batch.tokens > LIMITS.max_tokens:
+        return True
+    for row in rows:
+        length, src, dst = batch.lengths[row], batch.src[row], batch.dst[row]
+        if length < 0 or batch.start[row] < 0 or batch.start[row] + length > LAST_POSITION:
+            return True
+        if length and ((src < 0 and batch.start[row]) or batch.mode is Mode.IDLE):
+            return True
+        if batch.mode is Mode.DECODE and length != 1 and (length or src >= 0 or dst >= 0):
+            return True
+    writes = [(row, batch.dst[row]) for row in live if batch.dst[row] >= 0]
+    writes += [(-1, slot) for _, _, slot in batch.track]
+    if len({slot for _, slot in writes}) < len(writes):
+        return True
+    return any(slot == batch.src[row] and writer != row for row in live for writer, slot in writes)
+
+
+@settings(max_examples=400)
+@given(st.integers(0, 1 << 30))
+def test_a_step_is_refused_just_where_a_rule_is_broken(seed: int) -> None:
+    rng = Random(seed)
+    mode, rows = rng.choice(sorted(LIMITS.modes)), rng.randint(0, 4)
+    wild = rng.random() < 0.3
+    lengths = [rng.choice((1, 1, 0, 4)) if mode is not Mode.DECODE else 1 for _ in range(rows)]
+    slots = rng.sample(range(1, 9), 8)
+    src = [rng.choice((slots[row], slots[row], -1, rng.randint(1, 8))) for row in range(rows)]
+    dst = [slots[row] if not wild else rng.randint(-1, 9) for row in range(rows)]
+    start = [rng.choice((4, 8)) if slot >= 0 or wild else 0 for slot in src]
+    track = [
+        (row, start[row] + lengths[row], rng.choice(slots))
+        for row in range(rows)
+        if lengths[row] == 4 and dst[row] >= 0 and start[row] % 4 == 0 and rng.random() < 0.3
+    ]
+    if wild and rows:
+        place = rng.randrange(rows)
+        start[place] = rng.choice((-1, LAST_POSITION, start[place]))
+        lengths[place] = rng.choice((-1, 0, 2, lengths[place]))
+        track = []
+    batch = Batch(mode, lengths, start, src, dst, track)
+    if at_fault(batch):
+        refused(batch)
+    else:
+        check(batch, LIMITS)
 
 
 VERIFYING = Limits(

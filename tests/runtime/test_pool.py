@@ -1,5 +1,7 @@
 """The pool hands out whole slots, keeps slot 0 to itself and loses nothing on a failed call."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from hypothesis import settings
@@ -7,8 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hal.errors import PoolExhausted
+from hal.model import read
 from hal.runtime.pool import Pool, Slot
-from hal.states import StateSpec
+from hal.states import StateSpec, plan_states
+from support.model_configs import real
+from support.slots import FORM
 
 STATES = (
     StateSpec(0, "conv", (6, 3), "bfloat16", "CW", (("x", 6, 0),)),
@@ -141,6 +146,53 @@ def test_clear_zeroes_nan_in_every_tensor_of_the_slot_alone() -> None:
 def test_a_pool_without_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="0 slots, expected at least 1"):
         Pool(STATES, 0, torch.device("cpu"))
+
+
+def test_more_slots_than_int32_names_are_refused_before_anything_is_allocated() -> None:
+    with pytest.raises(ValueError) as caught:
+        Pool(STATES, 2**31, torch.device("cpu"))
+    assert str(caught.value) == "pool: 2147483648 slots, at most 2147483647 have an int32 id"
+
+
+def test_offsets_of_a_large_pool_pass_32_bits() -> None:
+    """Qwen3-Next: slot 4096 of a layer begins at element 2**31, so offsets are 64 bits wide."""
+    states = plan_states(read(real("qwen3-next-80b-a3b.json")), 1, FORM)
+    pool = Pool(states, 4097, torch.device("meta"))
+    recurrent = pool.tensors(0)["recurrent"]
+    assert recurrent[4096].storage_offset() == 2**31
+    assert pool.bytes == 4098 * sum(spec.bytes for spec in states)
+
+
+class Keys:
+    """What an engine keeps by slot."""
+
+    def __init__(self) -> None:
+        self.held = {slot: f"keys {slot}" for slot in range(1, 5)}
+
+    def release(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self.held.pop(slot, None)
+
+
+def test_what_is_kept_by_slot_goes_with_its_slot() -> None:
+    pool, first, second = make(), Keys(), Keys()
+    for keyed in (first, second):
+        pool.attach(keyed)
+    slots = pool.alloc(4)
+    pool.free(slots[1:3])
+    assert first.held == second.held == {1: "keys 1", 4: "keys 4"}
+    with pytest.raises(ValueError):
+        pool.free([slots[0], slots[1]])
+    assert sorted(first.held) == [1, 4]
+
+
+def test_a_reset_drops_everything_that_is_kept_by_slot() -> None:
+    pool, keyed = make(), Keys()
+    pool.attach(keyed)
+    pool.alloc(2)
+    pool.reset()
+    assert keyed.held == {}
+    assert pool.free_slots == 4
 
 
 class Accounts(RuleBasedStateMachine):

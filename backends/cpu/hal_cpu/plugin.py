@@ -52,7 +52,7 @@ SIDECAR = Offer(
 
 def _with_verify(interface: str, offer: Offer) -> dict[str, Offer]:
     """The four operations of an interface: prefill alone tracks, verify takes drafts."""
-    decode = replace(offer, track=())
+    decode = replace(offer, track=(), features=(*offer.features, "graph"))
     verify = replace(decode, verify=("chain", "tree"), verify_widths=DRAFTS)
     offers = {"prefill": offer, "decode": decode, "verify": verify, "commit": verify}
     return {f"{interface}.{verb}": each for verb, each in offers.items()}
