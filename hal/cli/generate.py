@@ -36,6 +36,16 @@ NO_PLUGIN: Final = frozenset(
 )
 """Reasons that say nothing of the model: its headline and the fix are the whole story."""
 
+COUNTS: Final = (
+    "max_batch",
+    "token_budget",
+    "max_new_tokens",
+    "max_len",
+    "threads",
+    "prefix_slots",
+)
+"""Settings that have to be at least 1 where they are given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -49,6 +59,9 @@ class Settings:
     max_new_tokens: int
     max_len: int | None
     threads: int | None
+    speculative: int | None
+    prefix_cache: bool
+    prefix_slots: int
     as_json: bool
 
 
@@ -76,6 +89,16 @@ def generate(
         typer.Option(help="Tokens of prompt and output together. Default: the model's bound."),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    speculative: Annotated[
+        int | None,
+        typer.Option(help="Tokens a row verifies at once: the newest one, and drafts behind it."),
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="Start from states that earlier prompts left.")
+    ] = False,
+    prefix_slots: Annotated[
+        int, typer.Option(help="States that --prefix-cache keeps beside those that run.")
+    ] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -93,6 +116,9 @@ def generate(
         max_new_tokens,
         max_len,
         threads,
+        speculative,
+        prefix_cache,
+        prefix_slots,
         as_json,
     )
     with reporting("generate", debug), _ending(debug):
@@ -145,10 +171,14 @@ def _run(settings: Settings, texts: list[str], ids: list[str], file: Path | None
 
 def _check(settings: Settings) -> None:
     """Refuse numbers that ask for nothing."""
-    for name in ("max_batch", "token_budget", "max_new_tokens", "max_len", "threads"):
+    for name in COUNTS:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise RequestError(f"--{name.replace('_', '-')} is {value}, expected at least 1")
+    if settings.speculative is not None and settings.speculative < 2:
+        raise RequestError(
+            f"--speculative is {settings.speculative}, expected at least 2: a token and its draft"
+        )
 
 
 def _given(texts: list[str], ids: list[str], file: Path | None) -> Iterator[Prompt]:
@@ -168,13 +198,20 @@ def _prepare(settings: Settings, given: list[Prompt]) -> Job:
     from hal.integrations.transformers import Engine, load, open_folder
     from hal.integrations.transformers.prompts import encode, load_tokenizer
 
-    folder = open_folder(settings.folder, settings.device, settings.dtype)
+    folder = open_folder(
+        settings.folder,
+        settings.device,
+        settings.dtype,
+        speculative=settings.speculative,
+        prefix_cache=settings.prefix_cache,
+    )
     tokenizer = load_tokenizer(settings.folder, any(p.ids is None for p in given))
     outputs = [Output(prompt, encode(prompt, tokenizer)) for prompt in given]
     max_len = _max_len(settings, folder, outputs)
+    cached = settings.prefix_slots if settings.prefix_cache else 0
     runner = load(
         folder,
-        slots=min(settings.max_batch, len(outputs)),
+        slots=min(settings.max_batch, len(outputs)) + cached,
         max_batch=settings.max_batch,
         max_tokens=settings.token_budget,
         max_len=max_len,

@@ -6,12 +6,13 @@ import json
 import signal
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import typer
 
+from hal.cli.output import aligned
 from hal.runtime.request import FinishReason
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from hal.integrations.transformers import Engine, Folder
     from hal.integrations.transformers.prompts import Prompt, Tokenizer
-    from hal.runtime.scheduler import Event
+    from hal.runtime.plan import Event
 
 
 @dataclass(slots=True)
@@ -62,10 +63,24 @@ class Job:
             "text": self.text(output),
             "finish_reason": output.reason,
             "timings": self.engine.clocks[index].timings(),
+            **self._spared(index),
         }
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """What speculation and the prefix cache did; empty where neither was asked for."""
+        drafts, prefixes = self.engine.drafts, self.engine.prefixes
+        found = {} if drafts is None else {"speculation": asdict(drafts)}
+        return found if prefixes is None else {**found, "prefix_cache": asdict(prefixes)}
+
+    def _spared(self, index: int) -> dict[str, int]:
+        """A prompt's own part of the statistics."""
+        counts = asdict(self.engine.scheduler.counts[index])
+        names = () if self.engine.prefixes is None else ("saved",)
+        drafts = () if self.engine.drafts is None else ("drafted", "accepted")
+        return {name: counts[name] for name in (*names, *drafts)}
+
     def report(self) -> None:
-        """Speed and providers, on stderr."""
+        """Speed, statistics and providers, on stderr."""
         seconds = perf_counter() - self.began
         new = sum(len(output.ids) for output in self.outputs)
         fed = sum(len(output.prompt_ids) for output in self.outputs)
@@ -76,7 +91,30 @@ class Job:
             f"({speed:.1f} new tokens/s)",
             err=True,
         )
+        for line in aligned(list(self._table()), indent=2):
+            typer.echo(line, err=True)
         typer.echo(self.folder.selection.explain(), err=True)
+
+    def _table(self) -> Iterator[tuple[str, ...]]:
+        """What was spared, a row a figure."""
+        drafts, prefixes = self.engine.drafts, self.engine.prefixes
+        if drafts is not None:
+            rate = _share(drafts.accepted, drafts.drafted)
+            mean = drafts.accepted / max(drafts.steps, 1)
+            yield "speculation", "verify steps", str(drafts.steps)
+            yield "", "accepted drafts", f"{drafts.accepted} of {drafts.drafted} ({rate})"
+            yield "", "accepted drafts a step", f"{mean:.2f}"
+        if prefixes is not None:
+            fed = sum(len(output.prompt_ids) for output in self.outputs)
+            yield "prefix cache", "hits", f"{prefixes.hits} of {prefixes.admitted} prompts"
+            saved = f"{prefixes.saved} of {fed} ({_share(prefixes.saved, fed)})"
+            yield "", "prompt tokens saved", saved
+            yield "", "states stored", str(prefixes.stored)
+            yield "", "states evicted", str(prefixes.evicted)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.0f} %"
 
 
 @dataclass(slots=True)
@@ -143,6 +181,8 @@ def _show_json(job: Job, events: Iterator[Event]) -> None:
         while out < len(job.outputs) and job.outputs[out].reason is not None:
             _write(json.dumps(job.record(out), ensure_ascii=False) + "\n")
             out += 1
+    if statistics := job.statistics():
+        _write(json.dumps({"statistics": statistics}) + "\n")
 
 
 def _show_stream(job: Job, events: Iterator[Event]) -> None:

@@ -42,7 +42,8 @@ class Entry:
 class KvStore:
     """Keys and values by attention call and slot, grown as sequences grow.
 
-    A token is at its position, so what a slot's former tenant left is written over or out of reach.
+    A token is at its position, so what a slot's former tenant left is written over or out of reach,
+    and so are drafts that did not hold: the tokens that follow take their positions.
     """
 
     max_len: int
@@ -50,12 +51,13 @@ class KvStore:
 
     @property
     def bytes(self) -> int:
-        """Bytes held now."""
-        return sum(
-            tensor.numel() * tensor.element_size()
+        """Bytes held now; what slots share is counted once."""
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for entry in self._entries.values()
             for tensor in (entry.keys, entry.values)
-        )
+        }
+        return sum(storages.values())
 
     def extend(
         self, call: int, slot: int, start: int, keys: Tensor, values: Tensor
@@ -71,6 +73,20 @@ class KvStore:
         entry.keys[:, start:end] = keys
         entry.values[:, start:end] = values
         return entry.keys[:, :end], entry.values[:, :end]
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let `target` hold the first `length` tokens of `source`, in all calls, without a copy.
+
+        The target is full at that length, so whoever goes on from there is moved to memory of its
+        own first; the source writes behind these tokens alone.
+        """
+        shared = {
+            (call, target): Entry(entry.keys[:, :length], entry.values[:, :length])
+            for (call, slot), entry in self._entries.items()
+            if slot == source
+        }
+        self.release([target])
+        self._entries |= shared
 
     def release(self, slots: Iterable[int]) -> None:
         """Drop what the slots hold."""

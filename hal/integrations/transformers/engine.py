@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from hal.errors import HalError
+from hal.runtime.batch import Mode
+from hal.runtime.drafts import Drafter
+from hal.runtime.placement import Placement, PrefixCache
+from hal.runtime.prefix import model_identity
 from hal.runtime.request import RequestError
-from hal.runtime.scheduler import Event, Plan, Scheduler
+from hal.runtime.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,14 +22,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hal.integrations.transformers.runner import Runner
+    from hal.runtime.plan import Event, Plan
 
 
 class Observe(Protocol):
-    """Sees a step's plan and the logits `[samples, vocab]` of the rows that sample."""
+    """Sees a step's plan and the logits of the rows that sample, as many as its `widths` say."""
 
     def __call__(self, plan: Plan, logits: Tensor) -> None:
         """Called once a step, before the tokens are chosen."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStats:
+    """What speculation did: `accepted` of `drafted` tokens, in `steps` VERIFY steps."""
+
+    steps: int
+    drafted: int
+    accepted: int
 
 
 @dataclass(slots=True)
@@ -51,7 +65,12 @@ class Clock:
 
 
 class Engine:
-    """Serves requests with continuous batching; the highest logit is the next token."""
+    """Serves requests with continuous batching; the highest logit is the next token.
+
+    It drafts and caches prefixes where the runner's selection was made with `speculative` and
+    `prefix_cache`. Drafts change no token, only how many a step gives. Cached states stay in the
+    runner's slots when the engine is done, for the next one over the same runner.
+    """
 
     def __init__(
         self,
@@ -63,7 +82,18 @@ class Engine:
         observe: Observe | None = None,
     ) -> None:
         self.runner = runner
-        self.scheduler = Scheduler(runner, max_batch, token_budget, runner.max_len)
+        options = runner.backend.selection.options
+        placement = _placement(runner)
+        self.prefixes = placement.stats
+        self._speculative = options.speculative
+        self.scheduler = Scheduler(
+            runner,
+            max_batch,
+            token_budget,
+            runner.max_len,
+            placement=placement,
+            drafter=Drafter(options.speculative.width) if options.speculative else None,
+        )
         self.clocks: list[Clock] = []
         self._stop = frozenset(stop)
         self._observe = observe
@@ -85,8 +115,18 @@ class Engine:
         plan = self.scheduler.schedule()
         return None if plan is None else self._run(plan)
 
+    @property
+    def drafts(self) -> DraftStats | None:
+        """What speculation did, None where it was not selected."""
+        if self._speculative is None:
+            return None
+        counts = self.scheduler.counts
+        drafted, accepted = sum(c.drafted for c in counts), sum(c.accepted for c in counts)
+        return DraftStats(self.scheduler.verified, drafted, accepted)
+
     def cancel(self) -> list[Event]:
         """End what has not ended yet, and free the slots; also after a step that failed."""
+        self.runner.abandon()
         events = self.scheduler.cancel_all()
         for event in events:
             self.clocks[event.request].ended = perf_counter()
@@ -100,13 +140,25 @@ class Engine:
         logits = self.runner.step(plan.batch, plan.tokens, plan.samples)
         if self._observe is not None:
             self._observe(plan, logits)
-        events = self.scheduler.complete(greedy(logits))
+        sampled = greedy(logits)
+        if plan.batch.mode is Mode.VERIFY:
+            self.runner.commit(self.scheduler.accepted(sampled))
+        events = self.scheduler.complete(sampled)
         now = perf_counter()
         for event in events:
             clock = self.clocks[event.request]
             clock.answered = now if clock.answered is None else clock.answered
             clock.ended = now if event.reason is not None else None
         return events
+
+
+def _placement(runner: Runner) -> Placement:
+    """Where requests' states live; with tracking selected, prefixes are cached on its grid."""
+    backend = runner.backend
+    if backend.limits.track is None:
+        return Placement(runner)
+    identity = model_identity(backend.selection)
+    return PrefixCache(runner, runner.prefixes, identity, backend.limits.track)
 
 
 def greedy(logits: Tensor) -> list[int]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hal.errors import HalError
+from hal.model.spec import Kind, ScanDims
+
+if TYPE_CHECKING:
+    from hal.model.spec import ModelSpec
 
 DRIVEN: Final = frozenset(
     (
@@ -46,3 +50,18 @@ def check_driven(model_type: str) -> None:
         f"the transformers runner does not drive {model_type}: {why}; "
         f"it drives {', '.join(sorted(DRIVEN))}"
     )
+
+
+def check_verified(model: ModelSpec) -> None:
+    """Refuse speculation where the mixers scan head by head, which leaves nothing to commit."""
+    heads = {
+        layer.dims.G
+        for layer in model.stateful_layers()
+        if layer.stateful is Kind.MAMBA1 and isinstance(layer.dims, ScanDims)
+    }
+    if max(heads, default=1) > 1:
+        raise Undriven(
+            f"the transformers runner does not verify drafts of {model.model_type}: its mixers "
+            f"scan {max(heads)} heads one by one, and such a scan has no verify; "
+            f"run it without speculation"
+        )

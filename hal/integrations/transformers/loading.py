@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from hal.errors import ConfigError, WeightsError
 from hal.integrations.transformers.checkpoint import Checkpoint, inspect_folder
-from hal.integrations.transformers.families import check_driven
+from hal.integrations.transformers.families import check_driven, check_verified
 from hal.integrations.transformers.runner import Runner
-from hal.options import Options
+from hal.options import Options, Speculative
 from hal.selection import Selection, choose
 
 if TYPE_CHECKING:
@@ -53,8 +53,17 @@ class Folder:
         return frozenset(token for token in listed if isinstance(token, int))
 
 
-def open_folder(folder: Path, device: object, dtype: str | None = None) -> Folder:
+def open_folder(
+    folder: Path,
+    device: object,
+    dtype: str | None = None,
+    *,
+    speculative: int | None = None,
+    prefix_cache: bool = False,
+) -> Folder:
     """Decide whether the folder's model runs on the device, and find its weights.
+
+    `speculative` is how many tokens a row verifies at once, its newest one included.
 
     Raises `Unsupported` or `Undriven` where it does not, `ConfigError` or `WeightsError` where the
     folder is at fault. `dtype` None keeps the config's.
@@ -63,8 +72,12 @@ def open_folder(folder: Path, device: object, dtype: str | None = None) -> Folde
         what = "has no config.json" if folder.is_dir() else "is not a folder"
         raise ConfigError(f"{folder} {what}; give the folder of a Hugging Face model")
     model_type = _model_type(folder)
-    selection = choose(device, folder, Options(dtype=dtype, ready_gates=True))
+    drafts = None if speculative is None else Speculative(speculative)
+    options = Options(dtype=dtype, speculative=drafts, prefix_cache=prefix_cache, ready_gates=True)
+    selection = choose(device, folder, options)
     check_driven(model_type)
+    if drafts is not None:
+        check_verified(selection.model)
     return Folder(inspect_folder(folder), selection, _config(folder))
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from hal.errors import HalError
 from hal.integrations.transformers.attention import KvStore, SlotAttention, spans
 from hal.integrations.transformers.binding import bind_attention, bind_mixers
-from hal.runtime.batch import NO_SLOT, Mode
+from hal.runtime.batch import Mode
+from hal.runtime.prefix import PrefixIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ class Runner:
     """Runs steps of a bound model and keeps what a slot holds: linear states, keys and values.
 
     Binding changes this instance of the model alone, and for good: it runs in `step` from now on.
+    `prefixes` says which cached states are in its slots; `drop_prefixes` frees them.
     """
 
     def __init__(self, model: PreTrainedModel, backend: Backend, max_len: int) -> None:
@@ -33,11 +35,13 @@ class Runner:
         self.backend = backend
         self.max_len = max_len
         self.kv = KvStore(max_len)
+        self.prefixes = PrefixIndex()
         self._attention = SlotAttention(self.kv)
         self._witness = bind_mixers(model, backend)
         bind_attention(model)
         spec = backend.selection.model
         self._attention_layers = sum(layer.attention is not None for layer in spec.layers)
+        self._verified: Batch | None = None
 
     @property
     def free_slots(self) -> int:
@@ -54,17 +58,44 @@ class Runner:
         self.backend.pool.free(given)
         self.kv.release(given)
 
+    def drop_prefixes(self) -> None:
+        """Free every cached state that nobody reads."""
+        while (slot := self.prefixes.evict()) is not None:
+            self.free([slot])
+
     def step(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
         """Feed the packed tokens; float32 logits `[len(rows), vocab]` of the rows' last tokens.
 
-        Tokens behind the batch's own, and those of a DECODE step's pad rows, are padding. Raises
-        `HalError` unless every linear layer ran through `hal`, and every attention layer once over
-        the slots.
+        In a VERIFY step they are those of all the rows' tokens, and `commit` has to follow. A row
+        whose `dst` is not its `src` goes on from the keys and values of the `src` too, and a track
+        point keeps both. Tokens behind the batch's own, and those of a DECODE step's pad rows, are
+        padding. Raises `HalError` unless every linear layer ran through `hal`, and every attention
+        layer once over the slots.
         """
         _check_slots(batch)
         if len(tokens) < batch.tokens:
             raise ValueError(f"step: {len(tokens)} tokens, the batch has {batch.tokens}")
         self.backend.begin(batch)
+        self._verified = batch if batch.mode is Mode.VERIFY else None
+        self._fork(batch)
+        logits = self._run(batch, tokens, rows)
+        if batch.mode is not Mode.VERIFY:
+            self._track(batch, batch.lengths)
+        return logits
+
+    def commit(self, accepted: Sequence[int]) -> None:
+        """Move every row of the VERIFY step on by its accepted tokens, 0 up to all of them."""
+        self.backend.commit(accepted)
+        batch, self._verified = self._verified, None
+        if batch is not None:
+            self._track(batch, accepted)
+
+    def abandon(self) -> None:
+        """Give up a VERIFY step that failed or was not committed: no state has moved."""
+        self._verified = None
+        self.backend.abandon()
+
+    def _run(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
         self._witness.begin()
         try:
             with torch.inference_mode(), self._attention.running(batch):
@@ -80,26 +111,47 @@ class Runner:
         return logits
 
     def _forward(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
-        positions, ends = [0] * len(tokens), {}
+        positions, asked = [0] * len(tokens), {}
         for row, span in spans(batch):
-            start, ends[row] = batch.start[row], span.stop - 1
+            start, first = batch.start[row], span.stop - 1
             positions[span] = range(start, start + batch.lengths[row])
+            asked[row] = range(span.start if batch.mode is Mode.VERIFY else first, span.stop)
         output = self.model(
             input_ids=self._ids(tokens)[None],
             position_ids=self._ids(positions)[None],
             use_cache=False,
-            logits_to_keep=self._ids([ends[row] for row in rows]),
+            logits_to_keep=self._ids([token for row in rows for token in asked[row]]),
         )
         logits: Tensor = output.logits
         return logits[0].float()
+
+    def _fork(self, batch: Batch) -> None:
+        """Give rows that go from one slot to another the keys and values of the first."""
+        for row, _ in spans(batch):
+            src, dst = batch.src[row], batch.dst[row]
+            if src >= 0 and src != dst:
+                self.kv.share(src, dst, batch.start[row])
+
+    def _track(self, batch: Batch, counts: Sequence[int]) -> None:
+        """Keep the keys and values of the track points that the counted tokens reach."""
+        for row, position, slot in batch.track:
+            if slot >= 0 and position - batch.start[row] <= counts[row]:
+                self.kv.share(batch.dst[row], slot, position)
 
     def _ids(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.backend.device)
 
 
 def _check_slots(batch: Batch) -> None:
-    """Keys and values live in the row's own slot alone: nothing is forked, nothing is scored."""
+    """Keys and values are written to `dst`, so a row that keeps its state nowhere has no place."""
+    if batch.held is not None:
+        raise ValueError(
+            "step: keys and values are found by slot, so the host has to know the slots"
+        )
     for row, (length, src, dst) in enumerate(zip(batch.lengths, batch.src, batch.dst, strict=True)):
         pad = batch.mode is Mode.DECODE and src < 0 and dst < 0
-        if length and not pad and (dst < 0 or src not in (NO_SLOT, dst)):
-            raise ValueError(f"step: row {row} goes from slot {src} to {dst}, expected one slot")
+        if length and not pad and dst < 0:
+            raise ValueError(
+                f"step: row {row} goes from slot {src} to {dst}, "
+                f"expected one for its keys and values"
+            )
