@@ -80,11 +80,17 @@ def shown(config: Config | None) -> str:
     return f"{blocks},w{config.warps},s{config.stages}{',' + config.evict if config.evict else ''}"
 
 
-def warm(part: tuple[int, int]) -> int:
+def chosen(only: str) -> list[lines.Row]:
+    """The rows whose name holds one of the texts that commas separate; all for none."""
+    texts = only.split(",")
+    return [row for row in lines.rows() if any(text in row.name for text in texts)]
+
+
+def warm(part: tuple[int, int], only: str) -> int:
     """Compile this worker's share of all configurations, so that the sweep finds them cached."""
     first, step = part
     torch.set_num_threads(1)
-    jobs = [(row, config) for row in lines.rows() for config in row.configs]
+    jobs = [(row, config) for row in chosen(only) for config in row.configs]
     unique = {
         (row.tunes, shown(config), row.name.split(" B=")[0]): (row, config) for row, config in jobs
     }
@@ -112,9 +118,7 @@ def one_time(row: lines.Row, overrides: dict[str, Config]) -> float:
 def tune(only: str, seconds: float) -> list[dict[str, Any]]:
     """Time every configuration of every row, the best printed last; stops when time is up."""
     end, found = time.perf_counter() + seconds, []
-    for row in lines.rows():
-        if only and only not in row.name:
-            continue
+    for row in chosen(only):
         times: dict[str, float] = {}
         for config in row.configs:
             if time.perf_counter() > end:
@@ -149,9 +153,7 @@ def best_of(sweep: list[dict[str, Any]], row: lines.Row) -> dict[str, Config]:
 def time_rows(only: str, rounds: int, sweep: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each row with shipped and with swept configurations, and its floor, in turn."""
     found = []
-    for row in lines.rows():
-        if only and only not in row.name:
-            continue
+    for row in chosen(only):
         best = best_of(sweep, row)
         readings: dict[str, list[float]] = {"shipped": [], "best": [], "floor": []}
         for _ in range(rounds):
@@ -210,7 +212,7 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for flag in ("check", "tune", "time", "sanitize"):
         p.add_argument(f"--{flag}", action="store_true")
-    p.add_argument("--only", default="", help="rows whose name holds this text")
+    p.add_argument("--only", default="", help="texts of row names, with commas between")
     p.add_argument("--workers", type=int, default=12)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--check-limit", type=float, default=180.0, help="seconds")
@@ -234,7 +236,7 @@ def main() -> int:
         save()
     if args.tune:
         begin = time.perf_counter()
-        compiled = in_parts(warm, args.workers, 120.0)
+        compiled = in_parts(partial(warm, only=args.only), args.workers, 120.0)
         say(f"compiled {compiled} configurations in {time.perf_counter() - begin:.0f} s")
         report["tune"] = tune(args.only, args.tune_limit)
         save()

@@ -205,6 +205,11 @@ STEPS = [Config({"BC": cols}, warps=w) for cols, w in ((512, 4), (512, 8), (1024
 
 def rows() -> list[Row]:
     """Every line, the ones that a target exists for first."""
+    import rows_hopper
+    import rows_kda
+    import rows_scan
+    import rows_verify
+
     long, mix, even = [32768], MIX, [2048] * 16
     found = []
     for batch, goal in ((1, "4.4 / 3.8"), (8, ""), (32, "39.7 / 37.5"), (128, "143 / 138")):
@@ -240,4 +245,4 @@ def rows() -> list[Row]:
         found.append(Row(f"conv decode B={batch}", make, "conv.decode", STEPS, goal=goal))
     make = partial(short_decode, batch=512)
     found.append(Row("short conv decode B=512", make, "short_conv.decode", STEPS, goal="6.2"))
-    return found
+    return [*found, *rows_hopper.rows(), *rows_kda.rows(), *rows_scan.rows(), *rows_verify.rows()]

@@ -51,17 +51,15 @@ class Calls:
         assert same_pools(pools, {name: case.args[name] for name in case.pools}), "a state changed"
 
     def test_views_equal_copies(self, hal_subject: Subject, strided_trial: Trial) -> None:
-        """Column slices, padded pools and strided ids give the bits of dense copies."""
+        """Column slices, padded pools and strided ids are held to the oracle as dense ones are.
+
+        Not to the bits of the dense call: where a compiler may not assume alignment it reads in
+        smaller pieces, and partial sums are then others. NaN lies beside every slice, and memory
+        between slots keeps its bits.
+        """
         call = hal_subject.call(strided_trial)
-        dense = strided_trial.case()
-        want, ends = dense.run_all(call)
         for gap in (1, 8):
-            views = strided_trial.case(gap=gap, strided=True)
-            got, pools = views.run_all(call)
-            assert same_bits(got, want), f"slices with a gap of {gap} give other results"
-            for name in dense.pools:
-                mine, right = views.held(name, pools[name]), dense.held(name, ends[name])
-                assert same_bits(mine, right), "a padded pool did not get the writes"
+            strided_trial.case(gap=gap, strided=True).check(call, strided_trial.kind)
 
     def test_a_given_result_is_filled_and_returned(
         self, hal_subject: Subject, trial: Trial

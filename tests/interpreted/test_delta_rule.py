@@ -97,12 +97,6 @@ def test_float32_prefill_keeps_float32_digits(gate: GateKind | None) -> None:
     delta_case(SHORT, Delta(H=1, HV=2, K=16, V=24, gate=gate)).check(prefill())
 
 
-@pytest.mark.parametrize("gate", [GateKind.CHANNEL, GateKind.SAFE])
-def test_channel_gates_run_token_by_token(gate: GateKind) -> None:
-    dims = Delta(H=2, HV=2, K=16, V=24, gate=gate)
-    delta_case(SHORT, dims, dtype=torch.bfloat16).check(prefill())
-
-
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 193])
 def test_lengths_around_the_chunk_are_right(length: int) -> None:
     case = delta_case(make_rows([(length, "fork")]), SMALL, dtype=torch.float16)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hal.model.spec import GateKind
 from hal_triton.tuning import Config
-from support.ops import Delta, delta_case, make_rows
+from support.ops import Call, Case, Delta, delta_case, make_rows
 from support.triton_cases import Fused, fused_case, gated_norm, mixed_qkv
 from support.triton_guard import watch
 from support.triton_ops import provider
@@ -65,14 +65,16 @@ def test_tiles_leave_the_norm_to_a_second_launch_that_skips_pads() -> None:
     assert names == ["delta_decode_fused", "gated_norm"]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("norm", [False, True])
-def test_fused_prefill_equals_split_prefill_and_norm(dtype: torch.dtype, norm: bool) -> None:
+def fused_prefill(
+    gate: GateKind | None, dtype: torch.dtype, norm: bool
+) -> tuple[Case, Call, dict[str, Any]]:
+    """Rows with pads, the call of their mixed_qkv, and the norm; NaN in every pad input."""
     rows = make_rows([(3, "continue"), (0, "fork"), (5, "fresh")], seed=2, pads=2)
-    case = delta_case(rows, SMALL, dtype=dtype)
+    case = delta_case(rows, replace(SMALL, gate=gate), dtype=dtype)
     mixed, v = mixed_qkv(case, gap=8), case.args["v"]
     gen = torch.Generator().manual_seed(1)
     z = torch.randn(v.shape, generator=gen).to(dtype)
+    z[8:] = float("nan")
     weight = torch.rand(v.shape[-1], generator=gen) + 0.5
     extra = {"z": z, "norm_weight": weight, "norm_eps": 1e-5} if norm else {}
 
@@ -81,14 +83,38 @@ def test_fused_prefill_equals_split_prefill_and_norm(dtype: torch.dtype, norm: b
         with watch():
             return provider().delta_rule.prefill_fused(mixed, **given, **extra)
 
-    if not norm:
-        case.check(call, "one rounding" if dtype == torch.float32 else "chunked")
-        return
-    got, _ = case.run(call)
-    want = gated_norm(case.expect()[0], z, weight, 1e-5, GateKind.SCALAR)
-    assert (got[8:] == 0).all()
+    return case, call, extra
+
+
+@pytest.mark.parametrize("gate", [GateKind.SCALAR, GateKind.CHANNEL, GateKind.SAFE])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_fused_prefill_equals_split_and_prefill(dtype: torch.dtype, gate: GateKind) -> None:
+    case, call, _ = fused_prefill(gate, dtype, norm=False)
+    case.check(call, "one rounding" if dtype == torch.float32 else "chunked")
+
+
+@pytest.mark.parametrize("gate", [GateKind.SCALAR, GateKind.CHANNEL, GateKind.SAFE])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_norm_of_a_fused_prefill_gives_zero_pads_whatever_they_hold(
+    dtype: torch.dtype, gate: GateKind
+) -> None:
+    case, call, extra = fused_prefill(gate, dtype, norm=True)
+    for name in ("q", "k", "v", "a", "b"):
+        assert case.args[name][8:].isnan().all()
+    got, _ = case.run(call, out=torch.full_like(case.args["v"], float("nan")))
+    want = gated_norm(case.expect()[0], extra["z"], extra["norm_weight"], 1e-5, gate)
+    assert torch.equal(got[8:], torch.zeros_like(got[8:]))
     error = (got[:8].double() - want[:8]).norm() / want[:8].norm()
     assert error < {torch.float32: 1e-5, torch.float16: 3e-3}.get(dtype, 2e-2)
+
+
+def test_a_strided_result_of_a_fused_prefill_is_normed_as_a_dense_one_is() -> None:
+    case, call, _ = fused_prefill(GateKind.SCALAR, torch.bfloat16, norm=True)
+    want, _ = case.run(call)
+    wide = torch.full((*want.shape[:-1], 2 * want.shape[-1]), float("nan"), dtype=want.dtype)
+    got, _ = case.run(call, out=wide[..., ::2])
+    assert torch.equal(got, want)
+    assert wide[..., 1::2].isnan().all()
 
 
 def test_z_without_a_norm_weight_is_refused() -> None:

@@ -262,8 +262,19 @@ SMALL = (
     "bfloat16 short_conv.decode W3", "bfloat16 delta.decode K64 V96 R1 scalar",
     "float32 delta.prefill K16 V24 R3 scalar", "bfloat16 delta.prefill K64 V96 R1 scalar",
     "float16 delta.prefill K16 V24 R3 scalar",
+    "bfloat16 delta.prefill K16 V24 R3 channel", "float16 delta.prefill K16 V24 R3 safe",
+    "bfloat16 delta.prefill_fused channel norm=True NaN pads",
     "bfloat16 delta.decode_fused K64 V96 scalar norm=True",
     "bfloat16 delta.decode_fused K128 V128 scalar norm=False",
+    "bfloat16 conv.verify tree ring W4", "bfloat16 delta.verify tree short K64 V96 R1 scalar",
+    "float32 delta.verify tree short K64 V96 R1 channel",
+    "bfloat16 scan.decode mamba2 H3 P24 N48 G1 z=False",
+    "bfloat16 scan.prefill mamba2 H3 P24 N48 G1 z=False",
+    "float32 scan.prefill mamba2 H3 P24 N48 G1 z=False",
+    "bfloat16 scan.prefill lightning in segments",
+    "bfloat16 scan.prefill mamba1 H8 P24 N8 G2 z=False",
+    "bfloat16 scan.verify mamba2 H3 P24 N48 G1 z=False tree",
+    "bfloat16 scan.verify mamba1 H8 P24 N8 G2 z=False tree",
 )  # fmt: skip
 """Checks that between them launch every kernel, on few programs: what a sanitizer can afford."""
 
@@ -281,13 +292,20 @@ def all_checks() -> list[tuple[str, Check]]:
     """Every check by name, dtype first."""
     from support.device_borders import border_checks
     from support.device_bound import bound_checks
+    from support.device_hopper import hopper_checks
+    from support.device_kda import kda_checks
+    from support.device_scan import far_slots as far_scan_slots
+    from support.device_scan import scan_checks
+    from support.device_verify import verify_checks
 
     found: list[tuple[str, Check]] = []
     for dtype in FLOATS:
         short = str(dtype).removeprefix("torch.")
-        for part in (conv_checks, delta_checks, fused_checks, border_checks, bound_checks):
+        parts = (conv_checks, delta_checks, fused_checks, border_checks, bound_checks)
+        for part in (*parts, kda_checks, verify_checks, scan_checks, hopper_checks):
             found += [(f"{short} {name}", check) for name, check in part(dtype)]
         found.append((f"{short} far slots", lambda d=dtype: far_slots(d)))
+        found.append((f"{short} scan far slots", lambda d=dtype: far_scan_slots(d)))
     return found
 
 

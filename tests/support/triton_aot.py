@@ -34,6 +34,7 @@ SHARED_LIMIT = {
     "hip:gfx942": 64 * _KIB,
     "hip:gfx950": 160 * _KIB,
     "hip:gfx1100": 64 * _KIB,
+    "hip:gfx1151": 64 * _KIB,
     "hip:gfx1201": 64 * _KIB,
 }
 """Bytes of shared memory or LDS that a block may use, by vendor specification."""
@@ -125,7 +126,8 @@ def capture(target: str) -> Iterator[list[Compiled]]:
     try:
         with triton.knobs.nvidia.scope(), triton.knobs.compilation.scope():
             triton.knobs.nvidia.dump_ptxas_log = True  # the only place that names spill bytes
-            triton.knobs.compilation.always_compile = True  # a cached kernel prints no log
+            if target.startswith("cuda"):
+                triton.knobs.compilation.always_compile = True  # a cached kernel prints no log
             yield found
     finally:
         JITFunction.run = run
@@ -141,8 +143,12 @@ def compile_all(target: str, *calls: Callable[[], object]) -> list[Compiled]:
 
 
 def _spills(kernel: Any, log: str) -> int:
-    """Bytes (CUDA) or registers (AMD) that do not fit; a kernel launched twice logs once."""
+    """What does not fit: bytes on CUDA, vector registers and bytes of scratch on AMD.
+
+    A kernel that is launched twice logs once. AMD's scalar registers go to lanes of vector ones.
+    """
     if "ptx" in kernel.asm:
         return sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log))
-    counts = re.findall(r"\.[vs]gpr_spill_count:\s+(\d+)", kernel.asm["amdgcn"])
+    names = r"\.(?:vgpr_spill_count|private_segment_fixed_size):\s+(\d+)"
+    counts = re.findall(names, kernel.asm["amdgcn"])
     return sum(int(n) for n in counts)

@@ -10,6 +10,9 @@ from hal_triton.conv.launcher import TritonConv
 from hal_triton.conv_state import TritonConvState
 from hal_triton.delta_rule.launcher import TritonDeltaRule
 from hal_triton.kernels.math import silu
+from hal_triton.scan.launcher import TritonScan
+from hal_triton.scan.verify import scratch_of as scan_scratch
+from hal_triton.scratch import scratch_of
 from hal_triton.short_conv.launcher import TritonShortConv
 from hal_triton.tuning import DEFAULT, Tuning
 
@@ -23,7 +26,7 @@ _CONV_WEIGHTS: Final = frozenset({"conv_weight", "weight"})
 
 
 class TritonProvider:
-    """Serves conv, delta rule, short conv and their sidecar on any device that Triton reaches.
+    """Serves conv, delta rule, scan, short conv and the sidecar on any device that Triton reaches.
 
     `options["layouts"]` maps a state name to its layout; "conv" defaults to "ring" and "recurrent"
     to "VK". `options["tuning"]` is a vendor's `Tuning`.
@@ -36,12 +39,14 @@ class TritonProvider:
         if not isinstance(tuning, Tuning):
             tuning = Tuning(DEFAULT, silu, silu)
         conv = _layout(layouts, "conv", CONV_LAYOUTS)
+        recurrent = _layout(layouts, "recurrent", RECURRENT_LAYOUTS)
+        self._layouts = {"conv": conv, "recurrent": recurrent}
         self.device = device
         self.tuning = tuning
         self.conv = TritonConv(tuning, conv)
         self.short_conv = TritonShortConv(tuning, conv)
-        self.delta_rule = TritonDeltaRule(tuning, _layout(layouts, "recurrent", RECURRENT_LAYOUTS))
-        self.scan = None
+        self.delta_rule = TritonDeltaRule(tuning, recurrent)
+        self.scan = TritonScan(tuning)
         self.conv_state = TritonConvState()
 
     def prepare(self, params: Mapping[str, Tensor | None]) -> Mapping[str, Tensor | None]:
@@ -60,8 +65,10 @@ class TritonProvider:
     def scratch_spec(
         self, interface: str, shapes: Mapping[str, Sequence[int]], max_batch: int, width: int
     ) -> Sequence[Scratch]:
-        """No tensors: verify is not offered."""
-        return ()
+        """Float32 tensors with room for `max_batch * width` tokens, and their parents."""
+        if interface == "scan":
+            return scan_scratch(shapes["scan"], max_batch, width)
+        return scratch_of(interface, shapes, self._layouts, max_batch, width)
 
     def warmup(self) -> None:
         """Do nothing: kernels compile when a bound layer first launches them."""

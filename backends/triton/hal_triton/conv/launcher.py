@@ -1,13 +1,16 @@
 """The convolution, as engines call it."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from hal_triton.conv.runner import ConvCall, ConvRunner
+from hal_triton.conv.verify import ConvCommit, ConvDraft, ConvDrafts
 from hal_triton.tuning import Tuning
 
 
 class TritonConv:
-    """Offers `prefill` and `decode` for state layouts "ring", "CW" and "WC".
+    """Offers all operations for state layouts "ring", "CW" and "WC".
 
     Rows are cut into tiles of their own, so that the grid follows the tokens and not the longest
     row. The first tile of a row alone reads its window and writes its end.
@@ -15,6 +18,7 @@ class TritonConv:
 
     def __init__(self, tuning: Tuning, layout: str = "ring") -> None:
         self._run = ConvRunner(tuning, layout)
+        self._drafts = ConvDrafts(tuning, layout)
 
     def prefill(
         self,
@@ -80,3 +84,50 @@ class TritonConv:
                 out=out,
             )
         )
+
+    def verify(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        src: Tensor,
+        start: Tensor,
+        query_start_loc: Tensor,
+        max_len: int,
+        scratch: Sequence[Tensor],
+        *,
+        parents: Tensor | None = None,
+        activation: str | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve draft tokens, act `[T, C]`, each over the window of its parents."""
+        return self._drafts.verify(
+            ConvDraft(
+                x,
+                weight,
+                bias,
+                state,
+                src,
+                start,
+                query_start_loc,
+                max_len,
+                scratch,
+                parents,
+                activation,
+                out,
+            )
+        )
+
+    def commit(
+        self,
+        state: Tensor,
+        scratch: Sequence[Tensor],
+        src: Tensor,
+        dst: Tensor,
+        start: Tensor,
+        query_start_loc: Tensor,
+        last: Tensor,
+    ) -> None:
+        """Write the window after the path to row-relative token `last` (-1: write nothing)."""
+        self._drafts.commit(ConvCommit(state, scratch, src, dst, start, query_start_loc, last))

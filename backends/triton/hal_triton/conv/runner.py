@@ -138,7 +138,7 @@ class ConvRunner:
         strides = (
             *(call.x.stride(0), gate.stride(0), gate_out.stride(0)),
             *call.weight.stride(),
-            *_window_strides(call.state, self._layout),
+            *window_strides(call.state, self._layout),
             out_t,
         )
         rough = call.x.dtype == torch.bfloat16
@@ -167,7 +167,7 @@ def _table_name(call: ConvCall) -> str:
     return f"{call.operation}.float32" if call.x.dtype == torch.float32 else call.operation
 
 
-def _window_strides(state: Tensor, layout: str) -> tuple[int, int, int]:
+def window_strides(state: Tensor, layout: str) -> tuple[int, int, int]:
     """Strides of slot, channel and window row."""
     slot, first, second = state.stride()
     return (slot, first, second) if layout == "CW" else (slot, second, first)

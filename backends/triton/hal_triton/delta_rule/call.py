@@ -62,6 +62,22 @@ class DeltaCall:
         """The index tensors."""
         return self.src, self.dst, self.query_start_loc, self.track
 
+    @property
+    def points(self) -> int:
+        """Track points, unused entries included."""
+        return 0 if self.track is None else self.track.shape[0]
+
+    @property
+    def is_channel(self) -> bool:
+        """Whether every key channel decays by itself."""
+        return self.a.ndim == 3
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """query_start_loc and track; any index tensor stands in for track points not given."""
+        if self.query_start_loc is None:
+            raise TypeError(f"{self.operation}: query_start_loc is None")
+        return self.query_start_loc, self.src if self.track is None else self.track
+
     def signature(self) -> tuple[object, ...]:
         """What decides the plan of this call; a gate is known by its identity."""
         held = signature(*self.tokens(), self.state, *self.indices())

@@ -69,24 +69,34 @@ class NormRunner:
         *,
         silu: bool,
         rows: tuple[Tensor, Tensor] | None = None,
+        query_start_loc: Tensor | None = None,
     ) -> None:
-        """Put rms(o) * weight * silu(z) of o `[T, HV, V]` into `out`, which may be o.
+        """Put rms(o) * weight * silu(z), or sigmoid(z), of o `[T, HV, V]` into `out`, maybe o.
 
-        `rows` are src and dst of a decode, whose pads give zeros.
+        `rows` are src and dst of a decode, `query_start_loc` that of packed rows: pads give zeros
+        whatever z holds there.
         """
         if not rows_are_dense(norm.z, norm.weight):
             norm = Norm(dense(norm.z), dense(norm.weight), norm.eps)
-        key = (silu, norm.eps, rows is None, signature(o, norm.z, norm.weight, out))
+        if not rows_are_dense(o, out):
+            held = dense(o)
+            self(held, norm, held, silu=silu, rows=rows, query_start_loc=query_start_loc)
+            out.copy_(held)
+            return
+        starts = None if query_start_loc is None else dense(query_start_loc)
+        pads = "rows" if rows is not None else "" if starts is None else "tail"
+        key = (silu, norm.eps, pads, signature(o, norm.z, norm.weight, out, starts))
         launch = self._plans.get(key)
         if launch is None:
-            launch = self._plans.put(key, self._plan(o, norm, out, silu, rows is not None))
-        src, dst = rows or (o, o)
+            count = 0 if starts is None else starts.shape[0] - 1
+            launch = self._plans.put(key, self._plan(o, norm, out, silu, pads, count))
+        src, dst = rows or ((o, o) if starts is None else (starts, starts))
         launch(o, norm.z, norm.weight, src, dst, out)
 
-    def _plan(self, o: Tensor, norm: Norm, out: Tensor, silu: bool, pads: bool) -> Launch:
+    def _plan(self, o: Tensor, norm: Norm, out: Tensor, silu: bool, pads: str, rows: int) -> Launch:
         tokens, heads, dim = o.shape
         count, config = tokens * heads, self._tuning.pick("norm", tokens * heads)
-        numbers = (*o.stride()[:2], *norm.z.stride()[:2], *out.stride()[:2], count, norm.eps)
+        numbers = (*o.stride()[:2], *norm.z.stride()[:2], *out.stride()[:2], count, rows, norm.eps)
         constants = {
             **{"HV": heads, "V": dim, "BR": config.blocks["BR"], "BV": block(dim)},
             **{"SILU": silu, "PADS": pads},

@@ -1,17 +1,21 @@
 """The gated delta rule, as engines call it."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from hal.interfaces import Gate
-from hal_triton.delta_rule.call import DeltaCall
+from hal_triton.delta_rule.call import DeltaCall, gate_constants
+from hal_triton.delta_rule.commit import CommitCall, CommitRunner
 from hal_triton.delta_rule.decode import DecodeRunner
 from hal_triton.delta_rule.fused import FusedCall, FusedRunner, NormRunner, make_norm
 from hal_triton.delta_rule.prefill import PrefillRunner
+from hal_triton.delta_rule.verify import VerifyCall, VerifyRunner
 from hal_triton.tuning import Tuning
 
 
 class TritonDeltaRule:
-    """Offers `decode` with every gate, and chunked `prefill` where a head decays as a whole.
+    """Offers `decode` and chunked `prefill` with every gate.
 
     `decode_fused` needs the conv state as a ring. Track points of a prefill lie at multiples of
     its chunk, 64, or at a row's end.
@@ -23,6 +27,8 @@ class TritonDeltaRule:
         self._prefill = PrefillRunner(tuning, layout)
         self._fused = FusedRunner(tuning, layout)
         self._norm = NormRunner(tuning)
+        self._verify = VerifyRunner(tuning, layout)
+        self._commit = CommitRunner(tuning, layout)
 
     def prefill(
         self,
@@ -94,6 +100,46 @@ class TritonDeltaRule:
                 out=out,
             )
         )
+
+    def verify(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        a: Tensor,
+        b: Tensor,
+        gate: Gate | None,
+        state: Tensor,
+        src: Tensor,
+        query_start_loc: Tensor,
+        max_len: int,
+        scratch: Sequence[Tensor],
+        *,
+        parents: Tensor | None = None,
+        qk_l2norm: bool = True,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Run up to 16 draft tokens a row, each from the state of its parent; state is only read.
+
+        The committed state is read once a row, whatever the number of tokens.
+        """
+        delta = DeltaCall(
+            "delta_rule.verify", q, k, v, a, b, gate, state, src, src, query_start_loc,
+            qk_l2norm=qk_l2norm, out=out,
+        )  # fmt: skip
+        return self._verify(VerifyCall(delta, max_len, scratch, parents))
+
+    def commit(
+        self,
+        state: Tensor,
+        scratch: Sequence[Tensor],
+        src: Tensor,
+        dst: Tensor,
+        query_start_loc: Tensor,
+        last: Tensor,
+    ) -> None:
+        """Replay the path to row-relative token `last` (-1: write nothing) into `dst`."""
+        self._commit(CommitCall(state, scratch, src, dst, query_start_loc, last))
 
     def decode_fused(
         self,
@@ -167,7 +213,8 @@ class TritonDeltaRule:
             DeltaCall(name, q, k, v, a, b, gate, state, src, dst, query_start_loc, track, True, out)
         )
         if norm is not None:
-            self._norm(result, norm, result, silu=True)
+            silu = not gate_constants(gate, a)["CHANNEL"]
+            self._norm(result, norm, result, silu=silu, query_start_loc=query_start_loc)
         return result
 
 

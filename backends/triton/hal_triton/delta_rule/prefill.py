@@ -14,6 +14,7 @@ from hal_triton.delta_rule.call import (
     result_strides,
     state_strides,
 )
+from hal_triton.delta_rule.channel import WIDEST, plan_channel
 from hal_triton.delta_rule.kernels.chunk import delta_chunks
 from hal_triton.delta_rule.kernels.recurrent import delta_recurrent
 from hal_triton.delta_rule.kernels.walk import delta_walk
@@ -26,8 +27,9 @@ Run = Callable[[DeltaCall, Tensor], None]
 class PrefillRunner:
     """Runs packed calls on one state layout; a signature is checked and planned once.
 
-    Chunks serve 16-bit activations whose heads decay as a whole. Float32 ones and gates that decay
-    every key channel by itself run token by token.
+    Chunks serve 16-bit activations, in one form where heads decay as a whole and in another where
+    every key channel decays by itself. Float32 activations, and keys too wide for the second form,
+    run token by token.
     """
 
     def __init__(self, tuning: Tuning, layout: str) -> None:
@@ -51,8 +53,11 @@ class PrefillRunner:
         return out
 
     def _plan(self, call: DeltaCall) -> Run:
-        if call.q.dtype == torch.float32 or call.a.ndim == 3:
+        wide = call.is_channel and call.dims.K > WIDEST
+        if call.q.dtype == torch.float32 or wide:
             return _Recurrent(plan_recurrent(call, self._tuning, self._layout))
+        if call.is_channel:
+            return plan_channel(call, self._tuning, self._layout)
         return plan_chunked(call, self._tuning, self._layout)
 
 
@@ -64,7 +69,7 @@ class _Recurrent:
 
     def __call__(self, call: DeltaCall, out: Tensor) -> None:
         """Fill `out` and the slots."""
-        bounds, track = _bounds(call)
+        bounds, track = call.bounds()
         rate, bias = gate_tensors(call.gate, call.state)
         self.launch(
             call.q, call.k, call.v, call.a, call.b, rate, bias, call.state, call.src, call.dst,
@@ -84,7 +89,7 @@ class _Chunked:
 
     def __call__(self, call: DeltaCall, out: Tensor) -> None:
         """Fill `out` and the slots."""
-        bounds, track = _bounds(call)
+        bounds, track = call.bounds()
         inverse = call.v.new_empty(self.square, dtype=self.between)
         scores = call.v.new_empty(self.square, dtype=self.between)
         factors = call.v.new_empty(self.factors, dtype=torch.float32)
@@ -101,7 +106,7 @@ def plan_recurrent(call: DeltaCall, tuning: Tuning, layout: str) -> Launch:
     dims, rows = call.dims, call.src.shape[0]
     config = tuning.pick("delta_rule.recurrent", rows * dims.HV)
     BV = min(config.blocks["BV"], block(dims.V))
-    points = _points(call)
+    points = call.points
     numbers = (
         *(rows, call.q.shape[0], points, *call.q.stride()[:2], *call.k.stride()[:2]),
         *(*call.v.stride()[:2], *call.a.stride()[:2], call.b.stride(0)),
@@ -148,7 +153,7 @@ def _plan_chunks(call: DeltaCall, tuning: Tuning, tiles: int, BT: int) -> Launch
 
 
 def _plan_walk(call: DeltaCall, tuning: Tuning, layout: str, BT: int) -> Launch:
-    rows, dims, points = call.src.shape[0], call.dims, _points(call)
+    rows, dims, points = call.src.shape[0], call.dims, call.points
     config = tuning.pick(_table_name("delta_rule.walk", call), rows * dims.HV)
     BV = min(config.blocks["BV"], block(dims.V, 16))
     s_slot, s_h, s_v, s_k = state_strides(call.state, layout)
@@ -183,14 +188,3 @@ def _table_name(operation: str, call: DeltaCall) -> str:
 def _is_exact(call: DeltaCall) -> bool:
     """Whether what passes between the kernels has to keep more than float16's digits."""
     return call.q.dtype == torch.float16
-
-
-def _points(call: DeltaCall) -> int:
-    return 0 if call.track is None else call.track.shape[0]
-
-
-def _bounds(call: DeltaCall) -> tuple[Tensor, Tensor]:
-    """query_start_loc and track; any index tensor stands in for track points that are not there."""
-    if call.query_start_loc is None:
-        raise TypeError(f"{call.operation}: query_start_loc is None")
-    return call.query_start_loc, call.src if call.track is None else call.track

@@ -23,11 +23,14 @@ def silu(x):
 def softplus(x):
     """log(1 + exp(x)), x itself above 20.
 
-    Where exp(x) is small its series replaces the sum, which would lose every digit to the 1.
+    Where exp(x) is small its series replaces the sum, which would lose every digit to the 1; above
+    that, what the sum rounds away is added back.
     """
     e = tl.exp(tl.minimum(x, 20.0))
     small = e * (1.0 - e * (0.5 - e * (1.0 / 3.0)))
-    return tl.where(x > 20.0, x, tl.where(e < 0.01, small, tl.log(1.0 + e)))
+    u = 1.0 + e
+    large = tl.log(u) + (e - (u - 1.0)) / u
+    return tl.where(x > 20.0, x, tl.where(e < 0.01, small, large))
 
 
 @triton.jit

@@ -53,7 +53,7 @@ def _before(
 
 
 @triton.jit
-def _read_taps(
+def read_taps(
     weight, bias, cs, ok, w_c, w_j, W: tl.constexpr, BC: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
     """The W taps and the bias of channels `cs`, in float32."""
@@ -126,7 +126,7 @@ def conv_prefill(
         held = _before(x + at * x_t, gate + at * gate_t, state + slot * s_slot + cs * s_c, first,
                        start, cs, channel_ok, slot >= 0, x_t, gate_t, s_j, W, RING,
                        GATED)  # fmt: skip
-        taps, offset = _read_taps(weight, bias, cs, channel_ok, w_c, w_j, W, BC, HAS_BIAS)
+        taps, offset = read_taps(weight, bias, cs, channel_ok, w_c, w_j, W, BC, HAS_BIAS)
         for n in range(first, stop, BG):
             token = at + n
             held = _step(

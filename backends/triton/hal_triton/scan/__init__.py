@@ -1,0 +1,1 @@
+"""The selective scan: Mamba-2, Mamba-1 and lightning."""

@@ -1,0 +1,1 @@
+"""Kernels: pointers first, then numbers, then constants."""
