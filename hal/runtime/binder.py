@@ -17,7 +17,15 @@ from hal.runtime.cca_layer import CcaLayer
 from hal.runtime.layers import DeltaLayer, ShortConvLayer
 from hal.runtime.operators import OperatorConv, OperatorDelta, Operators, operators
 from hal.runtime.param_checks import check_cca, check_delta, check_scan, check_weight
-from hal.runtime.params import CcaParams, DeltaParams, LayerParams, ScanParams, ShortConvParams
+from hal.runtime.params import (
+    CcaParams,
+    DeltaParams,
+    LayerParams,
+    ScanParams,
+    ShortConvParams,
+    detach,
+    in_float32,
+)
 from hal.runtime.ranks import mean_of_norm
 from hal.runtime.scan_layer import ScanLayer
 from hal.runtime.seam import Current, Draft
@@ -95,7 +103,7 @@ class Binder:
         return DeltaLayer(
             self.current,
             dims,
-            _detached(params),
+            params.detached(),
             self._conv(layer_id, params.conv_weight, params.conv_bias, dims.W, "silu"),
             cast("DeltaRule", self._interface("delta_rule.prefill")),
             cast("DeltaRule", self._interface("delta_rule.decode")),
@@ -122,7 +130,7 @@ class Binder:
         return ScanLayer(
             self.current,
             dims,
-            replace(params, D=_float(params.D), dt_bias=_float(params.dt_bias)),
+            replace(params, D=in_float32(params.D), dt_bias=in_float32(params.dt_bias)),
             conv,
             cast("Scan", self._interface("scan.prefill")),
             cast("Scan", self._interface("scan.decode")),
@@ -212,7 +220,7 @@ class Binder:
     ) -> tuple[Tensor, Tensor | None]:
         """A convolution's weight and bias as the provider lays them out."""
         provider = self.providers[self.selection.choices["conv.prefill"].provider]
-        given = {"conv_weight": weight.detach(), "conv_bias": _detach(bias)}
+        given = {"conv_weight": weight.detach(), "conv_bias": detach(bias)}
         laid_out = provider.prepare(given)
         returned: object = laid_out
         if not isinstance(returned, Mapping) or laid_out.keys() != given.keys():
@@ -230,12 +238,16 @@ class Binder:
         return found
 
     def _fused(self) -> dict[Mode, DeltaRule]:
-        """Fused operations by mode, of a provider that laid out the conv's weights too."""
+        """Fused operations by mode; one that holds the conv has to be of who laid out its weights.
+
+        A prefill's takes what the conv gave, whoever ran it.
+        """
         choices = self.selection.choices
         conv = {choices[f"conv.{verb}"].provider for verb in ("prefill", "decode")}
         served: dict[Mode, DeltaRule] = {}
         for operation, modes in _FUSED.items():
-            if operation in choices and conv == {choices[operation].provider}:
+            outside = operation == "delta_rule.prefill_fused"
+            if operation in choices and (outside or conv == {choices[operation].provider}):
                 rule = cast("DeltaRule", self._interface(operation))
                 served |= dict.fromkeys(modes, rule)
         return served
@@ -281,19 +293,3 @@ class Binder:
         provider = self.providers[self.selection.choices[operation].provider]
         served: object = getattr(provider, interface_of(operation))
         return served
-
-
-def _float(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().float()
-
-
-def _detach(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
-
-
-def _detached(params: DeltaParams) -> DeltaParams:
-    """The same weights without their graphs, which a state would otherwise keep alive."""
-    gate = params.gate
-    if gate is not None:
-        gate = replace(gate, A_log=gate.A_log.detach(), dt_bias=gate.dt_bias.detach())
-    return replace(params, gate=gate, norm_weight=_detach(params.norm_weight))

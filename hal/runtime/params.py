@@ -1,6 +1,6 @@
 """The weights of a linear layer, sharded and as loaded; a backend binds them once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -20,6 +20,13 @@ class DeltaParams:
     gate: Gate | None
     norm_weight: Tensor | None = None
     norm_eps: float = 1e-6
+
+    def detached(self) -> "DeltaParams":
+        """The same weights without their graphs, which a state would otherwise keep alive."""
+        gate = self.gate
+        if gate is not None:
+            gate = replace(gate, A_log=gate.A_log.detach(), dt_bias=gate.dt_bias.detach())
+        return replace(self, gate=gate, norm_weight=detach(self.norm_weight))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,3 +68,13 @@ class CcaParams:
 
 
 LayerParams = DeltaParams | ShortConvParams | ScanParams | CcaParams
+
+
+def detach(tensor: Tensor | None) -> Tensor | None:
+    """The tensor without its graph, through None."""
+    return None if tensor is None else tensor.detach()
+
+
+def in_float32(tensor: Tensor | None) -> Tensor | None:
+    """The tensor in float32 without its graph, through None."""
+    return None if tensor is None else tensor.detach().float()

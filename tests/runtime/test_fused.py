@@ -85,15 +85,15 @@ def test_a_fused_decode_row_is_tracked_and_runs_once() -> None:
         bound.call(bound.inputs(1))
 
 
-def test_fused_operations_of_another_provider_than_the_convs_are_left_alone() -> None:
-    """Its weights would be laid out by the one and read by the other."""
+def test_of_another_provider_than_the_convs_the_fused_prefill_alone_is_taken() -> None:
+    """A decode's conv weights would be laid out by the one and read by the other."""
     only = manifest(name="cpu.fused", priority=-0)
     only = replace(only, offers=FUSED)
     both = Registry.of(MANIFEST, only)
     with selected_with(registry=both):
         bound = FAMILIES["gated_delta_net"]()
     run(bound, bound.inputs(13))
-    assert CALLS == []
+    assert CALLS == ["prefill", "prefill"]
 
 
 def test_a_layer_whose_gate_comes_ready_made_is_not_fused() -> None:
