@@ -160,11 +160,13 @@ class Graphs:
         self._ring = ring
         self._limits = limits
         self._captured: dict[tuple[Mode, int, int], Captured] = {}
+        self._replaced: list[Captured] = []
         self._pool: Any = None
 
     def prepare(self, mode: Mode, rows: int, width: int, record: bool, layers: int) -> Captured:
         """Metadata of nothing but pads, in memory of its own."""
         self._check(mode, rows, width)
+        self._replaced.clear()
         verify = mode is Mode.VERIFY
         tracks = verify and self._limits.track is not None
         frame = Frame(rows, rows * width, 0, verify and self._limits.tree, int(tracks))
@@ -176,8 +178,15 @@ class Graphs:
         return Captured(mode, rows, width, frame, packed, positions, graph, layers)
 
     def keep(self, captured: Captured) -> None:
-        """Offer a captured step to replays, in place of one of its size."""
-        self._captured[captured.mode, captured.rows, captured.width] = captured
+        """Offer a captured step to replays, in place of one of its size.
+
+        That one lives on until the next capture is prepared: an engine may be recording now, and
+        the end of a graph would break its record.
+        """
+        key = captured.mode, captured.rows, captured.width
+        if key in self._captured:
+            self._replaced.append(self._captured[key])
+        self._captured[key] = captured
 
     def fit(self, batch: Batch, layers: int) -> Captured:
         """The smallest captured step that has room for the batch."""

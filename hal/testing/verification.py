@@ -63,18 +63,24 @@ class Verification:
         first = plain_verify_trial.case([(1, "continue")], pads=0)
         layer = {n: v for n, v in first.args.items() if n not in first.tokens}
         state, exact = first.args["state"], first.args["state"].double()
+        (position,) = first.rows.start
         for number, drafts in enumerate(STEPS, 1):
             count = min(drafts, top)
             own = plain_verify_trial.case([(count, "continue")], pads=0, seed=number)
-            rows = replace(first.rows, lengths=(count,))
+            rows = replace(first.rows, lengths=(count,), start=(position,))
             bounds = {"query_start_loc": i32(0, count), "max_len": count}
+            if "start" in layer:
+                layer["start"] = i32(position)
             case = replace(own, rows=rows, args={**own.args, **layer, **bounds})
             step = VerifyCase.of(case, None, accept(rows, seed=number))
             want, exact = replace(step, case=case.replace(state=exact)).expect()
             mine = replace(step, case=case.replace(state=state))
             got, _, state = mine.run(served, provider.scratch_spec)
             limits = case.limits(plain_verify_trial.kind, number)
-            agree(case, got, {"state": state}, want, {"state": exact}, limits)
+            agree(replace(case, pools=()), got, {}, want, {}, limits)
+            done = replace(case, rows=step.committed())
+            agree(done, got, {"state": state}, want, {"state": exact}, limits)
+            position += done.rows.lengths[0]
 
     def test_zero_rows_verify_and_commit(
         self, hal_subject: Subject, plain_verify_trial: Trial

@@ -1,5 +1,7 @@
 """What can be captured and replayed, in which order, and how the rest is refused."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from random import Random
 from typing import Any, cast
@@ -118,6 +120,24 @@ def test_two_track_points_of_a_row_have_no_room_in_a_captured_verify() -> None:
         "replay: a row has 2 track points, a captured VERIFY step has room for 1"
     )
     bound.backend.begin(Batch(Mode.IDLE))
+
+
+def test_a_step_captured_anew_frees_the_old_one_at_the_next_capture_and_no_sooner() -> None:
+    """An engine may be recording when the block ends: freeing a graph would break its record."""
+    backend = bound_for_graphs("short_conv").backend
+
+    def graph() -> weakref.ref[object]:
+        with backend.capture(Mode.DECODE, 2, record=False) as captured:
+            return weakref.ref(captured.graph)
+
+    first = graph()
+    second = graph()
+    gc.collect()
+    assert first() is not None
+    graph()
+    gc.collect()
+    assert first() is None
+    assert second() is not None
 
 
 def test_a_layer_bound_behind_a_capture_is_not_in_it() -> None:

@@ -7,12 +7,22 @@ import torch
 
 import hal
 from hal.options import Speculative
+from hal_cuda.hopper.plugin import MANIFEST as HOPPER
 from hal_cuda.plugin import MANIFEST
 from hal_cuda.probe import presence
 from hal_registry import Presence, Registry
 
 REAL = Path(__file__).parents[1] / "data" / "configs" / "real"
-SERVED = ("qwen3-next-80b-a3b", "qwen3.8-27b", "lfm2-350m")
+SERVED = (
+    "qwen3-next-80b-a3b",
+    "qwen3.8-27b",
+    "lfm2-350m",
+    "kimi-linear-48b-a3b",
+    "bamba-9b",
+    "falcon-h1-1.5b",
+    "nemotron-nano-9b-v2",
+    "mamba-130m-hf",
+)
 REGISTRY = Registry.of(MANIFEST)
 
 
@@ -25,6 +35,21 @@ def codes(answer: hal.Explanation) -> set[str]:
     groups = answer.refusal.to_dict()["candidates"]
     assert isinstance(groups, list)
     return {reason["code"] for group in groups for reason in group["reasons"]}
+
+
+def test_hopper_takes_the_prefill_of_the_heads_it_was_made_for() -> None:
+    both = Registry.of(MANIFEST, HOPPER)
+
+    def prefill(name: str, **options: object) -> str:
+        found = hal.explain("cuda:sm_90", REAL / f"{name}.json", registry=both, **options)
+        assert found.selection is not None
+        return found.selection.choices["delta_rule.prefill"].provider
+
+    assert prefill("qwen3-next-80b-a3b") == "cuda.hopper"
+    assert prefill("qwen3-next-80b-a3b", dtype="float32") == "cuda.triton"
+    assert prefill("kimi-linear-48b-a3b") == "cuda.triton"
+    asked = {"delta_rule.prefill": "cuda.triton", "delta_rule.prefill_fused": "cuda.triton"}
+    assert prefill("qwen3-next-80b-a3b", providers=asked) == "cuda.triton"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -43,16 +68,17 @@ def test_an_arch_that_nothing_ran_on_is_refused(arch: str) -> None:
     assert codes(explained("qwen3-next-80b-a3b", f"cuda:{arch}")) == {"arch-unsupported"}
 
 
+@pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("name", SERVED)
-def test_speculation_is_refused(name: str) -> None:
-    answer = explained(name, speculative=Speculative(4))
-    assert codes(answer) == {"operation-missing"}
+def test_drafts_fit_up_to_the_width_that_was_proved(name: str, tree: bool) -> None:
+    assert explained(name, speculative=Speculative(16, tree=tree), graphs=True).fits
+    assert codes(explained(name, speculative=Speculative(17, tree=tree))) == {"mode-unsupported"}
 
 
-def test_gates_that_decay_by_channel_are_refused_for_prefill_alone() -> None:
-    answer = explained("kimi-linear-48b-a3b")
+def test_a_convolution_of_two_stages_is_refused_on_its_sidecar() -> None:
+    answer = explained("zaya1-8b-original")
     assert codes(answer) == {"shape-unsupported"}
-    assert "delta_rule.decode" not in str(answer)
+    assert "conv_state.step needs kind cca" in str(answer)
 
 
 @pytest.mark.parametrize(("grid", "fits"), [(True, True), (64, True), (128, True), (16, False)])

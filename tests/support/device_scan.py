@@ -31,6 +31,7 @@ DIMS = (
     Scan(kind="lightning", H=2, P=96, N=64),
     Scan(kind="mamba1", H=8, P=64, N=16, G=1, z=True),
     Scan(kind="mamba1", H=8, P=24, N=8, G=2),
+    Scan(H=8, P=80, N=128, G=2),
 )
 """What is served: Mamba-2 with and without groups and gate, lightning, Mamba-1, odd sizes."""
 

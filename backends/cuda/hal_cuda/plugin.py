@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from hal_cuda.hopper.plugin import MANIFEST as HOPPER
 from hal_registry import API, Manifest, Offer, Proof, hookimpl
 
 FLOATS = ("bfloat16", "float16", "float32")
@@ -19,6 +20,7 @@ HEAD_DIMS = (
     (256, 256),
 )
 FUSED_DIMS = ((16, 24), (64, 96), (128, 128))
+DRAFTS = range(1, 17)
 
 CONV = Offer(
     dtypes=FLOATS,
@@ -32,10 +34,13 @@ DELTA = Offer(
     dtypes=FLOATS,
     state_dtypes=("float32",),
     layouts=("VK", "KV"),
-    gates=("scalar", "ready_scalar"),
+    gates=("scalar", "channel", "safe", "ready_scalar"),
     head_dims=HEAD_DIMS,
     ratios=RATIOS,
     features=FEATURES,
+)
+PREFILL_FUSED = replace(
+    DELTA, layouts=("VK",), gates=("scalar",), head_dims=((128, 128),), ratios=(2,)
 )
 DECODE_FUSED = replace(
     DELTA,
@@ -47,15 +52,31 @@ DECODE_FUSED = replace(
     widths=(4,),
     features=(*FEATURES, "bias", "graph"),
 )
+SCAN = Offer(
+    dtypes=FLOATS,
+    state_dtypes=("float32",),
+    layouts=("PN",),
+    kinds=("mamba2", "mamba1", "lightning"),
+    head_dims=(24, 32, 64, 80, 96, 128),
+    ratios=range(1, 257),
+    state_sizes=(8, 16, 48, 64, 128, 256),
+    features=FEATURES,
+)
 
 
 def _captured(offer: Offer) -> Offer:
     return replace(offer, features=(*offer.features, "graph"))
 
 
+def _drafts(offer: Offer) -> Offer:
+    return replace(_captured(offer), verify=("chain", "tree"), verify_widths=DRAFTS)
+
+
 OFFERS = {
     "conv.prefill": replace(CONV, track=(1,)),
     "conv.decode": _captured(CONV),
+    "conv.verify": _drafts(CONV),
+    "conv.commit": _drafts(CONV),
     "conv_state.step": Offer(
         dtypes=FLOATS,
         layouts=("ring",),
@@ -65,10 +86,15 @@ OFFERS = {
     "short_conv.prefill": SHORT_CONV,
     "short_conv.decode": _captured(SHORT_CONV),
     "delta_rule.prefill": replace(DELTA, track=(64,)),
-    "delta_rule.decode": _captured(
-        replace(DELTA, gates=("scalar", "channel", "safe", "ready_scalar"))
-    ),
+    "delta_rule.decode": _captured(DELTA),
+    "delta_rule.verify": _drafts(DELTA),
+    "delta_rule.commit": _drafts(DELTA),
     "delta_rule.decode_fused": DECODE_FUSED,
+    "delta_rule.prefill_fused": PREFILL_FUSED,
+    "scan.prefill": replace(SCAN, track=(64,)),
+    "scan.decode": _captured(SCAN),
+    "scan.verify": _drafts(SCAN),
+    "scan.commit": _drafts(SCAN),
 }
 
 EVIDENCE = {
@@ -98,5 +124,5 @@ MANIFEST = Manifest(
 
 @hookimpl
 def hal_providers() -> list[Manifest]:
-    """The one provider of this distribution."""
-    return [MANIFEST]
+    """The portable kernels, and those of Hopper, which win where they fit."""
+    return [MANIFEST, HOPPER]

@@ -37,6 +37,42 @@ _HOPPER: Final[Table] = {
         (64, Config({"BV": 16}, warps=4, stages=2)),
         (UNBOUNDED, Config({"BV": 64}, warps=4, stages=2)),
     ),
+    "delta_rule.prefill.hopper": (
+        (99, Config({"CONSUMERS": 1})),
+        (UNBOUNDED, Config({"CONSUMERS": 2})),
+    ),
+    "delta_rule.channel_chunks": ((UNBOUNDED, Config({"BT": 32}, warps=2)),),
+    "delta_rule.channel_walk": (
+        (64, Config({"BV": 16}, warps=4, stages=2)),
+        (UNBOUNDED, Config({"BV": 128}, warps=8)),
+    ),
+    "scan.decode": (
+        (262144, Config({"BP": 4}, warps=1, evict="evict_first")),
+        (UNBOUNDED, Config({"BP": 16}, warps=1)),
+    ),
+    "scan.walk": (
+        (256, Config({"BP": 64, "BT": 64, "BJ": 64}, warps=4, stages=3)),
+        (UNBOUNDED, Config({"BP": 64, "BT": 32, "BJ": 32}, warps=4, stages=3)),
+    ),
+    "scan.decode.channel": ((UNBOUNDED, Config({"BP": 32}, warps=1)),),
+    "scan.recurrent": (
+        (8192, Config({"BP": 16}, warps=1)),
+        (UNBOUNDED, Config({"BP": 64}, warps=2)),
+    ),
+    "scan.verify": ((UNBOUNDED, Config({"BP": 8}, warps=1)),),
+    "scan.commit": ((UNBOUNDED, Config({"BP": 4}, warps=1)),),
+    "delta_rule.verify": (
+        (64, Config({"BV": 64, "BK": 128}, warps=4)),
+        (UNBOUNDED, Config({"BV": 64, "BK": 64}, warps=4)),
+    ),
+    "delta_rule.verify.long": ((UNBOUNDED, Config({"BV": 64, "BK": 128}, warps=4)),),
+    "delta_rule.verify.cut": ((UNBOUNDED, Config({"BV": 64, "BK": 64}, warps=4)),),
+    "delta_rule.commit": (
+        (64, Config({"BV": 8, "BG": 4}, warps=1)),
+        (UNBOUNDED, Config({"BV": 16, "BG": 4}, warps=1)),
+    ),
+    "conv.verify": ((UNBOUNDED, Config({"BT": 2, "BC": 256}, warps=1)),),
+    "conv.commit": ((UNBOUNDED, Config({"BC": 512}, warps=2)),),
 }
 """Swept on an H200 with Triton 3.6."""
 

@@ -130,12 +130,17 @@ def _raw_stream(kernel: Any, device: torch.device) -> Callable[[int], int] | Non
 
 def rows_are_dense(*tensors: Tensor | None) -> bool:
     """Whether the last axis of every tensor is dense, as kernels take it."""
-    return all(t is None or t.stride(-1) == 1 for t in tensors)
+    return all(t is None or _is_dense(t) for t in tensors)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """A last axis of one, or of no elements, has whatever stride torch left it with."""
+    return tensor.stride(-1) == 1 or tensor.shape[-1] == 1 or tensor.numel() == 0
 
 
 def dense(tensor: Tensor) -> Tensor:
     """The tensor itself where its last axis is dense, else a dense copy."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    return tensor if _is_dense(tensor) else tensor.contiguous()
 
 
 def dense_or_none(tensor: Tensor | None) -> Tensor | None:

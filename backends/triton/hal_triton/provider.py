@@ -22,6 +22,9 @@ CONV_LAYOUTS: Final = ("ring", "CW", "WC")
 RECURRENT_LAYOUTS: Final = ("VK", "KV")
 """Layouts of the recurrent state; the first is the one that kernels read in whole lines."""
 
+SCAN_LAYOUTS: Final = ("PN",)
+"""The layout of a scan's state."""
+
 _CONV_WEIGHTS: Final = frozenset({"conv_weight", "weight"})
 
 
@@ -40,6 +43,7 @@ class TritonProvider:
             tuning = Tuning(DEFAULT, silu, silu)
         conv = _layout(layouts, "conv", CONV_LAYOUTS)
         recurrent = _layout(layouts, "recurrent", RECURRENT_LAYOUTS)
+        _layout(layouts, "scan", SCAN_LAYOUTS)
         self._layouts = {"conv": conv, "recurrent": recurrent}
         self.device = device
         self.tuning = tuning

@@ -1,0 +1,52 @@
+"""What is timed of `cuda.hopper`: whole prefills, with `cuda.triton` in the place of the floor.
+
+The floor of these rows is the rival: both run in turn, on inputs of the same shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import rows as lines
+
+from hal_cuda.hopper.prefill import TABLE
+from hal_cuda.hopper.provider import HopperProvider
+from hal_cuda.provider import TritonProvider
+from hal_triton.tuning import Config
+
+Call = Callable[[], object]
+FORMS = [Config({"CONSUMERS": count}) for count in (1, 2)]
+SHAPES: Sequence[tuple[str, Sequence[int], tuple[int, int], bool, str]] = (
+    ("HV32 16x2048", [2048] * 16, (16, 32), False, "540 / 400"),
+    ("HV32 mix", lines.MIX, (16, 32), False, "375 / 260"),
+    ("HV32 1x8192 on the device", [8192], (16, 32), True, "265 / 180"),
+    ("HV32 1x8192 eager", [8192], (16, 32), False, "300 / 210"),
+    ("HV8 1x8192 on the device", [8192], (4, 8), True, "125 / 90"),
+    ("HV32 2x2048", [2048] * 2, (16, 32), True, ""),
+    ("HV32 3x2048", [2048] * 3, (16, 32), True, ""),
+    ("HV32 4x2048", [2048] * 4, (16, 32), True, ""),
+    ("HV48 1x8192", [8192], (16, 48), True, ""),
+)
+"""Names, lengths, heads, whether a replayed graph is timed, must and aim in microseconds."""
+
+
+def prefill(ops: TritonProvider, lengths: Sequence[int], heads: tuple[int, int]) -> list[Call]:
+    """The whole operation by the kernel in CUDA C++, in the form that the tuning names."""
+    return lines.prefill(HopperProvider(lines.DEVICE, {"tuning": ops.tuning}), lengths, *heads)
+
+
+def rival(lengths: Sequence[int], heads: tuple[int, int]) -> list[Call]:
+    """The same by the shared kernels as shipped."""
+    return lines.prefill(lines.provider({}), lengths, *heads)
+
+
+def rows() -> list[lines.Row]:
+    """Every line, those with a goal first."""
+    return [
+        lines.Row(
+            f"hopper prefill {name} (floor: cuda.triton)", partial(prefill, lengths=lengths,
+            heads=heads), TABLE, FORMS, partial(rival, lengths, heads), graph=graph, goal=goal,
+        )
+        for name, lengths, heads, graph, goal in SHAPES
+    ]  # fmt: skip

@@ -1,0 +1,110 @@
+"""Every form of the kernel compiles for sm_90a without spills, and reads what the host fills."""
+
+from collections.abc import Iterator
+from ctypes import sizeof
+from functools import cache
+from itertools import product
+
+import pytest
+
+from hal_cuda.hopper import nvrtc
+from hal_cuda.hopper.arguments import CHUNK, HALF, Arguments
+from hal_cuda.hopper.nvrtc import CompileError, Compiler, Program
+from hal_cuda.hopper.variant import COMMON, Variant, source
+
+VERBOSE = "--ptxas-options=--verbose"
+FORMS = [
+    Variant(n, *map(bool, flags))
+    for n in (2, 1)
+    for flags in product((0, 1), (0, 1), (0, 1), (0, 1), (1, 0))
+    if flags[1] or not any(flags[2:4])  # raw gates are wide where the model's are, seldom
+]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    try:
+        return nvrtc.compiler()
+    except (CompileError, OSError) as missing:
+        pytest.skip(f"no NVRTC: {missing}")
+
+
+def options(variant: Variant) -> Iterator[str]:
+    yield from (*nvrtc.OPTIONS, VERBOSE)
+    yield from (f"--define-macro={name}={value}" for name, value in variant.defines().items())
+
+
+def compiled(compiler: Compiler, program: Program, variant: Variant) -> tuple[bytes, str]:
+    return compiler(program, tuple(options(variant)))
+
+
+@pytest.mark.parametrize("variant", [*COMMON, *FORMS[len(COMMON) :: 3]], ids=str)
+def test_no_form_spills(compiler: Compiler, variant: Variant) -> None:
+    cubin, log = compiled(compiler, source(), variant)
+    assert cubin[:4] == b"\x7fELF"
+    assert "0 bytes spill stores, 0 bytes spill loads" in log
+    assert log.count("spill stores") == 1
+    assert "warning" not in log.lower() and "serialized" not in log
+
+
+def checked(*claims: str) -> Program:
+    """The source with claims that the compiler holds it to."""
+    program = source()
+    text = "\n".join(f'static_assert({claim}, "as the host fills it");' for claim in claims)
+    return Program(program.name, f"{program.text}\n{text}\n", program.headers)
+
+
+def offset(name: str) -> str:
+    """Where a field of the arguments is, in words that NVRTC takes without any header."""
+    return f"((u64)__INTADDR__((&((Args*)0)->{name})))"
+
+
+@cache
+def layout() -> tuple[str, ...]:
+    """Where the host puts every field."""
+    fields = [str(name) for name, _ in Arguments._fields_ if name != "tail"]
+    return tuple(
+        f"{offset(name)} == {getattr(Arguments, name).offset} && "
+        f"sizeof(Args::{name}) == {getattr(Arguments, name).size}"
+        for name in fields
+    )
+
+
+def test_the_kernel_reads_its_arguments_where_the_host_puts_them(compiler: Compiler) -> None:
+    size = f"sizeof(Args) == {sizeof(Arguments)}"
+    tiles = f"BT == {CHUNK} && TILE == {CHUNK * HALF * 2} && alignof(Map) == 64"
+    compiled(compiler, checked(size, tiles, *layout()), COMMON[0])
+
+
+def test_a_field_that_moved_would_be_seen(compiler: Compiler) -> None:
+    with pytest.raises(CompileError, match="as the host fills it"):
+        compiled(compiler, checked(f"{offset('HV')} == 0"), COMMON[0])
+
+
+def test_a_copy_moves_what_the_kernel_waits_for(compiler: Compiler) -> None:
+    for variant in (Variant(1), Variant(2)):
+        moved = (2 + 2 + variant.consumers) * CHUNK * HALF * 2
+        compiled(compiler, checked(f"LOAD == {moved}"), variant)
+
+
+def test_a_block_has_the_threads_of_its_roles(compiler: Compiler) -> None:
+    for variant in (Variant(1), Variant(2)):
+        registers = variant.defines()
+        groups = registers["NCONS"] + registers["NSOLVE"] + 1
+        taken = (
+            registers["NCONS"] * registers["CONS_REGS"]
+            + registers["NSOLVE"] * registers["SOLVE_REGS"]
+            + registers["PREP_REGS"]
+        )
+        assert taken * 128 <= 65536
+        _, log = compiled(compiler, source(), variant)
+        used = int(log.split("Used ")[1].split(" registers")[0])
+        assert taken <= used * groups
+
+
+def test_the_source_includes_nothing_of_the_host() -> None:
+    program = source()
+    assert set(program.headers) == {"ptx.cuh"}
+    texts = [program.text, *program.headers.values()]
+    included = [line for text in texts for line in text.splitlines() if "#include" in line]
+    assert included == ['#include "ptx.cuh"']

@@ -1,0 +1,222 @@
+"""Checks of `cuda.hopper` on a CUDA device of sm_90, as named checks.
+
+Both forms of the kernel run every case: a whole head a block, and half of one. What the manifest
+leaves to the shared kernels is called too, since the kit calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from hal.model.spec import GateKind
+from hal_cuda.hopper import prefill
+from hal_cuda.hopper.driver import Driver
+from hal_cuda.hopper.provider import HopperDeltaRule
+from hal_cuda.provider import tuning
+from hal_triton.tuning import Config
+from support import device_checks as checks
+from support.ops import Call, Case, Delta, Rows, delta_case, i32, make_rows
+from support.triton_cases import gated_norm, mixed_qkv
+
+BF16 = torch.bfloat16
+HEAD = Delta(H=2, HV=4, K=128, V=128)
+HEADS = ((1, 1), (2, 2), (1, 2), (1, 3), (3, 3), (2, 8), (1, 8))
+EDGES = make_rows(
+    [
+        (n, kind)
+        for n in (1, 63, 64, 65, 127, 128, 129, 0, 192, 2)
+        for kind in ("continue", "fresh")
+    ],
+    seed=4,
+    pads=131,
+)
+MANY = make_rows([(70, "fork"), (1, "continue"), (130, "fresh")] * 15, seed=2, pads=5)
+LONG = make_rows([(1500, "continue")], seed=1)
+
+
+def rule(consumers: int | None = None) -> HopperDeltaRule:
+    """The provider's delta rule, in one form of the kernel or in that of the table."""
+    base = tuning("sm_90")
+    forced = {} if consumers is None else {prefill.TABLE: Config({"CONSUMERS": consumers})}
+    return HopperDeltaRule(replace(base, overrides=forced))
+
+
+@contextmanager
+def launches() -> Iterator[list[int]]:
+    """The programs of every launch of the kernel within the block."""
+    found: list[int] = []
+    launch = Driver.launch
+
+    def noted(self: Driver, kernel: Any, programs: int, *rest: Any) -> None:
+        found.append(programs)
+        launch(self, kernel, programs, *rest)
+
+    with patch.object(Driver, "launch", noted):
+        yield found
+
+
+def hopper_checks(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
+    """Every check of the provider, in the one dtype that it offers."""
+    if dtype != BF16:
+        return
+    for consumers in (2, 1):
+        for name, check in _kernel(consumers):
+            yield f"hopper.prefill {name} NCONS={consumers}", check
+    yield from _fused()
+    yield from _shared()
+    yield "hopper.prefill far slots", far_slots
+
+
+def _kernel(consumers: int) -> Iterator[tuple[str, checks.Check]]:
+    call = rule(consumers).prefill
+
+    def check(case: Case) -> checks.Check:
+        return lambda: _held(case, call)
+
+    for H, HV in HEADS:
+        case = delta_case(checks.PACKED, replace(HEAD, H=H, HV=HV), dtype=BF16)
+        yield f"H{H} HV{HV}", check(case)
+    for name, rows in (("edges", EDGES), ("many rows", MANY), ("one long row", LONG)):
+        yield name, check(delta_case(rows, HEAD, dtype=BF16))
+    yield "ready gates", check(delta_case(checks.PACKED, replace(HEAD, gate=None), dtype=BF16))
+    for name, case in _variations():
+        yield name, check(case)
+    for name, case in _gates():
+        yield name, check(case)
+    for name, case in _views():
+        yield name, check(case)
+    yield "tracked", check(_tracked())
+
+
+def _variations() -> Iterator[tuple[str, Case]]:
+    for scale, norm in ((1e-4, True), (0.2, False), (30.0, True)):
+        dims = replace(HEAD, scale=scale, qk_l2norm=norm)
+        yield f"scale={scale} norm={norm}", delta_case(checks.PACKED, dims, dtype=BF16)
+    for log_g in (-1e-3, -1e-4):
+        hard = replace(HEAD, gate=None, hard=True, beta_scale=2, log_g=log_g)
+        rows = make_rows([(513, "fork"), (64, "fresh")])
+        yield f"hard g={log_g}", delta_case(rows, hard, dtype=BF16)
+    hard = replace(HEAD, hard=True, beta_scale=2)
+    yield "hard, beta to 2", delta_case(checks.PACKED, hard, dtype=BF16)
+
+
+def _gates() -> Iterator[tuple[str, Case]]:
+    """Decays from none to all at once, extreme raw gates, and gates of other dtypes."""
+    gen = torch.Generator().manual_seed(7)
+    ready = replace(HEAD, gate=None)
+    for least in (-0.3, -5.0, -20.0, -200.0):
+        case = delta_case(checks.PACKED, ready, dtype=BF16)
+        g = torch.rand(case.args["a"].shape, generator=gen) * least
+        g[::5], g[1::7] = least, 0.0
+        g[case.rows.bounds[-1] :] = float("nan")
+        yield f"decay down to {least}", case.replace(a=g)
+    case = delta_case(checks.PACKED, HEAD, dtype=BF16)
+    for name, value in (("a", 60.0), ("a", -60.0), ("b", 60.0), ("b", -60.0)):
+        raw = case.args[name].clone()
+        raw[::3] = value
+        yield f"{name} of {value:g}", case.replace(**{name: raw})
+    for dtype in (torch.float32, torch.float16):
+        wide = {name: case.args[name].to(dtype) for name in ("a", "b")}
+        yield f"raw gates in {dtype}", case.replace(**wide)
+    yield "a alone in float32", case.replace(a=case.args["a"].float())
+
+
+def _views() -> Iterator[tuple[str, Case]]:
+    """Slices that bulk copies can address, and others that have to be copied."""
+    for gap in (8, 64, 3, 1):
+        wide, case = (delta_case(checks.PACKED, HEAD, dtype=BF16, gap=n) for n in (gap, 0))
+        tokens = {name: wide.args[name] for name in ("q", "k", "v", "a", "b")}
+        yield f"slices of {gap}", case.replace(**tokens)
+    yield "strided indices", delta_case(checks.PACKED, HEAD, dtype=BF16, strided=True)
+    case = delta_case(checks.PACKED, HEAD, dtype=BF16)
+    whole = case.args["state"]
+    spread = torch.full((whole.shape[0], 6, 128, 128), float("nan"))
+    spread[:, 1:5] = whole
+    yield "slots with gaps", case.replace(state=spread[:, 1:5])
+
+
+def _tracked() -> Case:
+    rows = make_rows([(200, "fork"), (64, "fresh"), (130, "continue")], spare=9)
+    unused = [s for s in range(1, rows.slots) if s not in {*rows.src, *rows.dst}]
+    points = [(0, 64), (0, 192), (0, 200), (1, 64), (2, 128)]
+    flat = [n for i, (row, count) in enumerate(points) for n in (row, count, unused[i])]
+    return delta_case(rows, HEAD, dtype=BF16, track=i32(*flat, 0, 5, -1).view(-1, 3))
+
+
+def _held(case: Case, call: Call) -> None:
+    """Parity by the kernel and by nothing else."""
+    with launches() as found:
+        case.check(checks.on_device(call), "chunked")
+    assert len(found) == 1, f"the kernel was launched {len(found)} times"
+
+
+def _fused() -> Iterator[tuple[str, checks.Check]]:
+    for gap in (8, 3):
+        for norm in (False, True):
+            case = delta_case(checks.PACKED, HEAD, dtype=BF16)
+            yield f"hopper.prefill_fused gap={gap} norm={norm}", _fused_check(case, gap, norm)
+
+
+def _fused_check(case: Case, gap: int, norm: bool) -> checks.Check:
+    mixed, v, end = mixed_qkv(case, gap=gap), case.args["v"], case.rows.bounds[-1]
+    gen = torch.Generator().manual_seed(9)
+    z = torch.randn(v.shape, generator=gen).to(v.dtype)
+    z[end:] = float("nan")
+    weight = torch.rand(v.shape[-1], generator=gen) + 0.5
+    extra = {"z": z, "norm_weight": weight, "norm_eps": 1e-5} if norm else {}
+
+    def call(**args: Any) -> Tensor:
+        names = ("a", "b", "gate", "state", "src", "dst", "query_start_loc", "max_len", "out")
+        given = {name: args[name] for name in names}
+        return checks.on_device(rule().prefill_fused)(mixed_qkv=mixed, **given, **extra)
+
+    def check() -> None:
+        if not norm:
+            case.check(call, "chunked")
+            return
+        got, _ = case.run(call, out=torch.full_like(v, float("nan")))
+        want = gated_norm(case.expect()[0], z, weight, 1e-5, GateKind.SCALAR)
+        assert torch.equal(got[end:], torch.zeros_like(got[end:])), "pads are not zero"
+        for span in case.rows.spans():
+            if span.stop > span.start:
+                error = (got[span].double() - want[span]).norm() / want[span].norm()
+                assert error < 2e-2, error
+
+    return check
+
+
+def _shared() -> Iterator[tuple[str, checks.Check]]:
+    """States that the kernel cannot address: the shared kernels serve them under the same name."""
+    for gap in (3, 8):
+        case = delta_case(checks.PACKED, HEAD, dtype=BF16, gap=gap, strided=True)
+        yield (
+            f"hopper.prefill shared, rows of the state {gap} apart",
+            checks.bound(case, checks.on_device(rule().prefill), "chunked"),
+        )
+
+
+def far_slots(slots: int = 4500) -> None:
+    """Prefill in a pool whose slots lie beyond 2^31 elements."""
+    dims = replace(HEAD, H=16, HV=32)
+    near: Rows = make_rows([(65, "fork"), (1, "continue"), (3, "fresh")], seed=2)
+    shift = slots - near.slots
+    pool = torch.empty(slots, 32, 128, 128, device=checks.DEVICE)
+    case = delta_case(near, dims, dtype=BF16)
+
+    def run(**args: Any) -> Tensor:
+        moved = {n: checks.to_device(v) for n, v in args.items() if n not in ("state", "out")}
+        pool[shift:] = args["state"].to(checks.DEVICE)
+        for name in ("src", "dst"):
+            moved[name] = torch.where(moved[name] >= 0, moved[name] + shift, moved[name])
+        result = rule().prefill(**moved, state=pool).cpu()
+        args["state"].copy_(pool[shift:])
+        return result
+
+    case.check(run, "chunked", poison=False)
