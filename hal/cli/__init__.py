@@ -16,6 +16,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "plan": "Plan memory, requests that fit, and decode speed.",
     "doctor": "Show plugins, versions, faults and clashes.",
     "generate": "Generate text with real weights.",
+    "verify": "Check that an engine serves a model consistently.",
     "new-provider": "Write a provider's distribution.",
 }
 """Commands with their short help; the function of a command has the name of its module."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import typer
 
+from hal.cli.engines import engine_lines, engines
 from hal.cli.errors import REFUSED, reporting
 from hal.cli.options import AsJson, Debug
 from hal.cli.output import aligned
@@ -55,6 +56,7 @@ def _facts(registry: Registry) -> dict[str, Any]:
         "hal": {"version": _version("hybrid-hal"), "api": "{}.{}".format(*API)},
         "libraries": {name: _version(name) for name in LIBRARIES},
         "providers": [_provider(candidate) for candidate in registry.candidates],
+        "engines": engines(),
         "faults": [_fault(fault) for fault in registry.faults],
         "clashes": clashes(),
     }
@@ -131,6 +133,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
             f"{provider['api']}, {len(provider['offers'])} operations"
         )
         yield from (f"    {text}" for text in (*provider["missing"], *provider["probe"]))
+    yield from engine_lines(facts["engines"])
     yield from _wrong(facts)
 
 

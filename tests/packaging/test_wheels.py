@@ -21,9 +21,21 @@ PACKAGES = {
     "hybrid-hal-cuda": ({"hal_cuda"}, "backends/cuda"),
     "hybrid-hal-rocm": ({"hal_rocm"}, "backends/rocm"),
     "hybrid-hal-npu": ({"hal_npu"}, "backends/npu"),
+    "hybrid-hal-sglang": ({"hal_sglang"}, "integrations/sglang"),
+    "hybrid-hal-vllm": ({"hal_vllm"}, "integrations/vllm"),
 }
+ENGINES = ("sglang", "vllm")
 CORE = {"packaging", "pluggy", "rich", "typer"}
-HEAVY = {"torch", "triton", "torch-npu", "triton-ascend", "sgl-kernel-npu", "transformers"}
+HEAVY = {
+    "torch",
+    "triton",
+    "torch-npu",
+    "triton-ascend",
+    "sgl-kernel-npu",
+    "transformers",
+    "vllm",
+    "sglang",
+}
 pytestmark = pytest.mark.slow
 
 
@@ -33,7 +45,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("tree") / "project"
     copy.mkdir()
     skipped = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist")
-    for name in ("hal", "registry", "backends"):
+    for name in ("hal", "registry", "backends", "integrations"):
         shutil.copytree(ROOT / name, copy / name, ignore=skipped)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
@@ -106,7 +118,11 @@ def test_it_registers_the_plugin_of_its_device(wheel: tuple[str, ZipFile]) -> No
     texts = [archive.read(n).decode() for n in archive.namelist() if n.endswith("entry_points.txt")]
     points = re.findall(r"^([a-z]+\.[a-z]+) = (\S+)$", "\n".join(texts), flags=re.MULTILINE)
     device = name.removeprefix("hybrid-hal").removeprefix("-")
-    if device in ("", "triton"):
+    if device in ENGINES:
+        assert not points
+        assert f"hal = hal_{device}.plugin:register" in texts[0]
+        assert f"[hal.engines]\n{device} = hal_{device}.versions:PIN" in texts[0]
+    elif device in ("", "triton"):
         assert not points
     else:
         assert [(point.split(".")[0], module) for point, module in points] == [

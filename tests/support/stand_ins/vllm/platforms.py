@@ -1,0 +1,5 @@
+"""Stands for vLLM's platform."""
+
+from types import SimpleNamespace
+
+current_platform = SimpleNamespace(device_type="cpu")
