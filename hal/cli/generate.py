@@ -47,6 +47,10 @@ COUNTS: Final = (
 """Settings that have to be at least 1 where they are given."""
 
 
+CACHED: Final = 16
+"""How many states a prefix cache keeps by default."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the command line asks for beside the prompts."""
@@ -61,7 +65,7 @@ class Settings:
     threads: int | None
     speculative: int | None
     prefix_cache: bool
-    prefix_slots: int
+    prefix_slots: int | None
     as_json: bool
 
 
@@ -97,8 +101,11 @@ def generate(
         bool, typer.Option("--prefix-cache", help="Start from states that earlier prompts left.")
     ] = False,
     prefix_slots: Annotated[
-        int, typer.Option(help="States that --prefix-cache keeps beside those that run.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            help=f"States that --prefix-cache keeps beside those that run. Default: {CACHED}."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -179,6 +186,10 @@ def _check(settings: Settings) -> None:
         raise RequestError(
             f"--speculative is {settings.speculative}, expected at least 2: a token and its draft"
         )
+    if settings.prefix_slots is not None and not settings.prefix_cache:
+        raise RequestError(
+            f"--prefix-slots is {settings.prefix_slots}, but nothing is cached; add --prefix-cache"
+        )
 
 
 def _given(texts: list[str], ids: list[str], file: Path | None) -> Iterator[Prompt]:
@@ -208,21 +219,29 @@ def _prepare(settings: Settings, given: list[Prompt]) -> Job:
     tokenizer = load_tokenizer(settings.folder, any(p.ids is None for p in given))
     outputs = [Output(prompt, encode(prompt, tokenizer)) for prompt in given]
     max_len = _max_len(settings, folder, outputs)
-    cached = settings.prefix_slots if settings.prefix_cache else 0
+    rows = min(settings.max_batch, len(outputs))
     runner = load(
         folder,
-        slots=min(settings.max_batch, len(outputs)) + cached,
-        max_batch=settings.max_batch,
+        slots=rows + _cached(settings, outputs),
+        max_batch=rows,
         max_tokens=settings.token_budget,
         max_len=max_len,
     )
     engine = Engine(
         runner,
-        max_batch=settings.max_batch,
+        max_batch=rows,
         token_budget=settings.token_budget,
         stop=folder.stop_ids(),
     )
     return Job(settings.max_new_tokens, folder, tokenizer, engine, outputs)
+
+
+def _cached(settings: Settings, outputs: list[Output]) -> int:
+    """How many cached states to make room for: no prompt leaves more of them than it has tokens."""
+    if not settings.prefix_cache:
+        return 0
+    asked = CACHED if settings.prefix_slots is None else settings.prefix_slots
+    return min(asked, sum(len(output.prompt_ids) for output in outputs))
 
 
 def _max_len(settings: Settings, folder: Folder, outputs: list[Output]) -> int:

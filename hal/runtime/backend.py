@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from hal.binding import build
-from hal.errors import StepOrderError
-from hal.runtime.batch import Batch, Limits, Mode, check
+from hal.errors import ProviderError, StepOrderError
+from hal.runtime.batch import Batch, Limits, Mode, check, check_mode
 from hal.runtime.binder import Binder, Layer
 from hal.runtime.graphs import Graphs
 from hal.runtime.packing import Frame
 from hal.runtime.pool import Pool
 from hal.runtime.seam import Current
-from hal.runtime.speculation import last_tokens, targets
+from hal.runtime.speculation import last_tokens, move, stays
 from hal.runtime.staging import Ring
 from hal.runtime.step import check_held, decode_copies, make_step, track_points
 
@@ -62,9 +62,7 @@ class Backend:
         if device_index is not None:
             place = replace(place, index=device_index)
         self.selection = selection
-        self.device = torch.device(
-            place.type if place.index is None else f"{place.type}:{place.index}"
-        )
+        self.device = torch.device(place.torch_name)
         self.pool = Pool(selection.states, slots, self.device, selection.options.tp)
         self.limits = _limits(selection, slots, max_batch, max_tokens)
         self._providers = _build_providers(selection, place)
@@ -75,7 +73,7 @@ class Backend:
         self._layers: dict[int, Layer] = {}
         self._bound = 0
         self._uncommitted: Step | None = None
-        self._capturing = False
+        self._capturing: Captured | None = None
         self._owed: tuple[Tensor, Tensor] | None = None
         self._sidecar = self._binder.sidecar()
         self._ring = Ring(self.device, _most(self.limits).size)
@@ -84,13 +82,11 @@ class Backend:
     def begin(self, batch: Batch) -> None:
         """Check the batch and make the step's metadata; ValueError leaves no step to run.
 
-        After a VERIFY step comes a commit, and no other step before it.
+        After a VERIFY step comes a commit, and no other step before it. A mode that is unknown or
+        not selected is refused before anything changes, the running step included.
         """
-        self._check_order("begin")
+        self._check("begin", batch)
         self._store_tracked()
-        self._current.step = None
-        check(batch, self.limits)
-        check_held(batch, self.limits, self.device)
         self._open(make_step(batch, self._ring))
 
     def capture(
@@ -103,38 +99,39 @@ class Backend:
         engine's own capture, and the block in it. A commit in the block, with counts on the device,
         is part of every replay.
         """
+        self.check_capture(mode, rows, width)
+        return self._recording(self._graphs.prepare(mode, rows, width, record, self._bound))
+
+    def check_capture(self, mode: Mode, rows: int, width: int = 1) -> None:
+        """Refuse what `capture` would refuse, with nothing changed."""
         self._check_order("capture")
         if not self.selection.options.graphs:
             raise ValueError(
                 "capture: the selection was made without graphs: hal.select(..., graphs=True)"
             )
-        return self._recording(self._graphs.prepare(mode, rows, width, record, self._bound))
+        self._graphs.check(mode, rows, width)
 
     @contextmanager
     def _recording(self, captured: Captured) -> Iterator[Captured]:
         self._check_order("capture")
-        self._capturing = True
+        self._capturing = captured
         try:
             with captured.graph.recording():
                 self._open(captured.open())
                 yield captured
-            captured.committed = captured.mode is Mode.VERIFY and self._uncommitted is None
         finally:
-            self._capturing = False
+            self._capturing = None
             self._uncommitted = self._current.step = None
         self._graphs.keep(captured)
 
     def stage(self, batch: Batch) -> Captured:
         """Check the batch and write it to the smallest captured step with room; nothing runs yet.
 
-        For an engine that prepares more before the graph runs, which is then its own to run.
+        For an engine that prepares more before `launch`.
         """
-        self._check_order("replay")
-        self._store_tracked()
-        self._current.step = None
-        check(batch, self.limits)
-        check_held(batch, self.limits, self.device)
+        self._check("replay", batch)
         captured = self._graphs.fit(batch, self._bound)
+        self._store_tracked()
         live = captured.write(batch, self._ring)
         if batch.mode is Mode.DECODE:
             self._owed = decode_copies(live.dst, track_points(batch, self._ring))
@@ -145,37 +142,55 @@ class Backend:
     def replay(self, batch: Batch) -> Captured:
         """Stage the batch and run the recorded block on it; the results are the block's tensors.
 
-        Where the engine runs its own graph, `end()` behind it stores the tracked decode rows.
+        Where the engine runs its own graph, `end()` behind it stores the tracked decode rows, and
+        `abandon()` behind one that failed forgets them and the commit.
         """
         captured = self.stage(batch)
-        captured.graph.replay()
+        self.launch(captured)
+        return captured
+
+    def launch(self, captured: Captured) -> None:
+        """Run the block of the step staged last; one that fails owes no commit and no copy."""
+        try:
+            captured.run()
+        except BaseException as error:
+            self.abandon()
+            if not isinstance(error, RuntimeError):
+                raise
+            size = f"{captured.mode} step of {captured.rows} rows"
+            raise ProviderError(f"replay: the captured {size} failed: {error}") from error
         if captured.recorded:
             self._store_tracked()
-        return captured
 
     def commit(
         self, accepted: Sequence[int] | Tensor, tips: Sequence[int] | Tensor | None = None
     ) -> None:
         """Move every row on by its accepted tokens, 0 up to all of them, in all layers.
 
-        The state in a row's `dst` is then that of as many decodes along the path. A tree names each
-        path by its tip, the row-relative index of the last accepted token. Counts that are host
-        integers are checked; an i32 tensor is taken as it is, without a sync.
+        The state in a row's `dst` is then that of as many decodes along the path, with 0 that of
+        its `src`. A tree names each path by its tip, the row-relative index of the last accepted
+        token. Host integers are checked; an i32 tensor is taken as it is, without a sync. A commit
+        that is refused stays owed. One that fails while it writes does not: some layers have moved,
+        so that what the rows' `dst` and track slots hold is no state of any request.
         """
         step = self._uncommitted
         if step is None:
             raise StepOrderError("commit without a verify")
-        if self._capturing and not isinstance(accepted if tips is None else tips, torch.Tensor):
+        capturing = self._capturing
+        given = accepted if tips is None else tips
+        if capturing is not None and not isinstance(given, torch.Tensor):
             raise ValueError("capture: a commit in the block takes counts and tips on the device")
         last = last_tokens(step, accepted, tips, self._ring)
-        found = targets(step, last)
         for layer in self._layers.values():
-            for dst, token in found:
-                layer.commit(step, token, dst)
+            layer.check_verified(step)
         self._uncommitted = self._current.step = None
+        move(self._layers, self.pool, step, last, stays(step, accepted, last))
+        if capturing is not None:
+            capturing.committed = True
 
     def end(self) -> None:
         """End the step: no layer may run before the next `begin`. A commit is still owed."""
+        self._check_recording("end")
         self._store_tracked()
         self._current.step = None
 
@@ -184,6 +199,7 @@ class Backend:
 
         No state moves back: what layers of another step have already stored stays.
         """
+        self._check_recording("abandon")
         self._uncommitted = self._current.step = self._owed = None
 
     @property
@@ -202,9 +218,19 @@ class Backend:
         for provider in self._providers.values():
             provider.warmup()
 
-    def _check_order(self, call: str) -> None:
-        if self._capturing:
+    def _check(self, call: str, batch: Batch) -> None:
+        check_mode(batch, self.limits)
+        self._check_order(call)
+        self._current.step = None
+        check(batch, self.limits)
+        check_held(batch, self.limits, self.device)
+
+    def _check_recording(self, call: str) -> None:
+        if self._capturing is not None:
             raise StepOrderError(f"{call}: a step is being captured")
+
+    def _check_order(self, call: str) -> None:
+        self._check_recording(call)
         if self._uncommitted is not None:
             raise StepOrderError(f"{call}: step after an uncommitted verify")
 

@@ -113,7 +113,7 @@ class Limits:
 
 def check(batch: Batch, limits: Limits) -> None:
     """Raise ValueError for a step that cannot run or would race; nothing is changed."""
-    _check_mode(batch, limits)
+    check_mode(batch, limits)
     _check_sizes(batch, limits)
     _check_rows(batch)
     _check_points(batch)
@@ -123,7 +123,8 @@ def check(batch: Batch, limits: Limits) -> None:
     _check_races(batch)
 
 
-def _check_mode(batch: Batch, limits: Limits) -> None:
+def check_mode(batch: Batch, limits: Limits) -> None:
+    """Raise for a mode that is unknown or was not selected for; what can change comes behind it."""
     if not isinstance(batch, Batch):
         raise TypeError(f"begin: expected a Batch, got {type(batch).__name__}")
     if not isinstance(batch.mode, Mode):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch.compiler import is_compiling
 
 from hal.runtime.batch import Mode
-from hal.runtime.seam import Draft, check_act, check_once, failed, verifier
+from hal.runtime.seam import Draft, check_act, check_once, failed, filling, verifier
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,10 @@ class BoundConv:
     compiled: OperatorConv | None = None
     ran: Step | None = None
 
+    def check_verified(self, step: Step) -> None:
+        """Refuse a commit of a step whose tokens are not in the scratch."""
+        verifier(self.verify, self.draft)[1].take(step, "a conv")
+
     def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
         """Leave the window after each row's accepted path in its `dst`, by default the step's."""
         rule, draft = verifier(self.verify, self.draft)
@@ -48,7 +52,7 @@ class BoundConv:
 
     def _verify(self, x: Tensor, step: Step) -> Tensor:
         rule, draft = verifier(self.verify, self.draft)
-        try:
+        with filling(step, (draft,), "conv.verify", x, self.weight, self.state):
             return step.opaque(rule.verify)(
                 x,
                 self.weight,
@@ -58,12 +62,10 @@ class BoundConv:
                 step.start,
                 step.query_start_loc,
                 step.max_len,
-                draft.fill(step),
+                draft.scratch,
                 parents=step.parents,
                 activation=self.activation,
             )
-        except RuntimeError as error:
-            raise failed("conv.verify", error, x, self.weight, self.state) from error
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """Convolve the step's packed tokens, act `[T, C]`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hal.errors import ProviderError
 from hal.runtime.batch import Mode
 from hal.runtime.phases import Phases
-from hal.runtime.seam import check_act, check_once, check_tokens, failed, verifier
+from hal.runtime.seam import check_act, check_once, check_tokens, failed, filling, verifier
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +56,11 @@ class CcaLayer:
         self.ran = step
         return found
 
+    def check_verified(self, step: Step) -> None:
+        """Refuse a commit of a step whose tokens are not in the scratch."""
+        for draft in (self.draft, self.hidden_draft):
+            verifier(self.verify, draft)[1].take(step, "a CCA")
+
     def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
         """Leave both states after each row's accepted path in its `dst`, by default the step's."""
         rule, draft = verifier(self.verify, self.draft)
@@ -90,7 +95,7 @@ class CcaLayer:
     def _verify(self, r: Tensor, h: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         rule, draft = verifier(self.verify, self.draft)
         _, hidden = verifier(self.verify, self.hidden_draft)
-        try:
+        with filling(step, (draft, hidden), "cca.verify", r, h, rule.window):
             return step.opaque(rule.verify)(
                 r,
                 h,
@@ -98,8 +103,6 @@ class CcaLayer:
                 step.start,
                 step.query_start_loc,
                 step.max_len,
-                (draft.fill(step), hidden.fill(step)),
+                (draft.scratch, hidden.scratch),
                 parents=step.parents,
             )
-        except RuntimeError as error:
-            raise failed("cca.verify", error, r, h, rule.window) from error

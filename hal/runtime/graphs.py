@@ -11,7 +11,7 @@ import torch
 from hal.errors import StepOrderError
 from hal.runtime.batch import Batch, Mode
 from hal.runtime.packing import Frame, frame_of, pack
-from hal.runtime.step import captured_step
+from hal.runtime.step import captured_step, links_of, may_fork
 from hal.runtime.tape import Tape
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class TapeGraph:
 
     def recording(self) -> AbstractContextManager[object]:
         """The block that is recorded."""
-        return self.tape
+        return self.tape.recording()
 
     def replay(self) -> None:
         """Run the calls again, one by one."""
@@ -109,6 +109,8 @@ class Captured:
     step: Step | None = None
     committed: bool = False
     """Whether the block commits by itself, with counts that it finds on the device."""
+    live: Step | None = None
+    """The step of the batch that was written last."""
 
     @property
     def recorded(self) -> bool:
@@ -146,10 +148,24 @@ class Captured:
             targets = [self.step.src[rows], self.step.dst[rows]]
             torch._foreach_copy_(targets, [batch.held.src, batch.held.dst])
         parents = None if batch.parents is None else self.step.parents
-        live = replace(self.step, lengths=tuple(batch.lengths), parents=parents, tape=None)
+        self.live = live = replace(
+            self.step,
+            lengths=tuple(batch.lengths),
+            parents=parents,
+            tape=None,
+            links=links_of(batch),
+            forks=may_fork(batch),
+        )
         for draft in live.filled:
-            draft.filled = live
+            draft.filled = None if self.recorded else live
         return live
+
+    def run(self) -> None:
+        """Run the recorded block on what was written; only then do its drafts hold that batch."""
+        self.graph.replay()
+        if self.live is not None:
+            for draft in self.live.filled:
+                draft.filled = self.live
 
 
 class Graphs:
@@ -165,7 +181,7 @@ class Graphs:
 
     def prepare(self, mode: Mode, rows: int, width: int, record: bool, layers: int) -> Captured:
         """Metadata of nothing but pads, in memory of its own."""
-        self._check(mode, rows, width)
+        self.check(mode, rows, width)
         self._replaced.clear()
         verify = mode is Mode.VERIFY
         tracks = verify and self._limits.track is not None
@@ -216,7 +232,8 @@ class Graphs:
             self._pool = torch.cuda.graph_pool_handle()
         return CudaGraph(self._pool)
 
-    def _check(self, mode: Mode, rows: int, width: int) -> None:
+    def check(self, mode: Mode, rows: int, width: int) -> None:
+        """Refuse a step that has no graph or is larger than the backend was built for."""
         limits = self._limits
         if not isinstance(mode, Mode):
             raise ValueError(f"Invalid forward mode: {mode}")

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    import torch
     from torch import Tensor
 
     from hal.runtime.backend import Backend
-    from hal.runtime.batch import Batch
+    from hal.runtime.batch import Batch, Limits
     from hal.runtime.binder import Layer
     from hal.runtime.full_attention import FullAttention, SpeculativeAttention
     from hal.runtime.graphs import Captured
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     )
     from hal.runtime.params import LayerParams
     from hal.runtime.pool import Pool
+    from hal.selection import Selection
 
     Output = Tensor | tuple[Tensor, Tensor]
 
@@ -57,6 +59,26 @@ class HybridBackend:
     def pool(self) -> Pool:
         """The linear part's states; the full part keeps its own memory."""
         return self.linear.pool
+
+    @property
+    def selection(self) -> Selection:
+        """What the linear part was built from."""
+        return self.linear.selection
+
+    @property
+    def limits(self) -> Limits:
+        """What a batch may be, for both parts."""
+        return self.linear.limits
+
+    @property
+    def device(self) -> torch.device:
+        """Where the linear part runs."""
+        return self.linear.device
+
+    @property
+    def mode(self) -> Mode | None:
+        """The running step's mode; None where no layer may be called."""
+        return self.linear.mode
 
     def layer(self, layer_id: int, params: LayerParams) -> Layer:
         """Bind a linear layer's weights; `forward` finds the layer by its id from then on."""
@@ -119,6 +141,7 @@ class HybridBackend:
         The call itself makes both parts' metadata, the full part's first, so that an engine's own
         graph that is recorded inside the block holds none of it.
         """
+        self.linear.check_capture(mode, rows, width)
         self.full.capture(mode, rows, width)
         return self.linear.capture(mode, rows, width, record=record)
 
@@ -135,10 +158,12 @@ class HybridBackend:
     def replay(self, batch: Batch) -> Captured:
         """Stage the batch and run the recorded block on it; a verify step still owes its commit."""
         captured = self.stage(batch)
-        captured.graph.replay()
-        if captured.recorded:
-            self.linear.end()
+        self.linear.launch(captured)
         return captured
+
+    def launch(self, captured: Captured) -> None:
+        """Run the block of the step staged last; one that fails owes no commit and no copy."""
+        self.linear.launch(captured)
 
     def abandon(self) -> None:
         """Forget the step and the commit that it may owe; the full part forgets at `begin`."""

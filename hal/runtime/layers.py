@@ -12,7 +12,15 @@ from hal.model.spec import GateKind
 from hal.runtime.batch import Mode
 from hal.runtime.gates import gated_norm, ready
 from hal.runtime.phases import Phases
-from hal.runtime.seam import Draft, check_act, check_once, check_tokens, failed, verifier
+from hal.runtime.seam import (
+    Draft,
+    check_act,
+    check_once,
+    check_tokens,
+    failed,
+    filling,
+    verifier,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -226,6 +234,11 @@ class DeltaLayer:
         serve = (compiled or self.prefill).prefill
         return serve(q, k, v, a, b, gate, state, *rows, track=step.track)
 
+    def check_verified(self, step: Step) -> None:
+        """Refuse a commit of a step whose tokens are not in the scratch."""
+        verifier(self.verify, self.draft)[1].take(step, "a delta rule")
+        self.bound_conv.check_verified(step)
+
     def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
         """Leave the states after each row's accepted path in its `dst`, by default the step's."""
         rule, draft = verifier(self.verify, self.draft)
@@ -235,33 +248,13 @@ class DeltaLayer:
         commit(self.state, scratch, step.src, target, step.query_start_loc, last)
 
     def _verify(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        a: Tensor,
-        b: Tensor,
-        gate: Gate | None,
-        step: Step,
+        self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gate: Gate | None, step: Step
     ) -> Tensor:
         rule, draft = verifier(self.verify, self.draft)
-        try:
-            return step.opaque(rule.verify)(
-                q,
-                k,
-                v,
-                a,
-                b,
-                gate,
-                self.state,
-                step.src,
-                step.query_start_loc,
-                step.max_len,
-                draft.fill(step),
-                parents=step.parents,
-            )
-        except RuntimeError as error:
-            raise failed("delta_rule.verify", error, q, k, v, a, b, self.state) from error
+        rows = (step.src, step.query_start_loc, step.max_len, draft.scratch)
+        with filling(step, (draft,), "delta_rule.verify", q, k, v, a, b, self.state):
+            verify = step.opaque(rule.verify)
+            return verify(q, k, v, a, b, gate, self.state, *rows, parents=step.parents)
 
 
 @dataclass(slots=True)
@@ -294,6 +287,10 @@ class ShortConvLayer:
         if view.tensors[0] is not self.bound_conv.state:
             raise ProviderError(f"conv_state.step gave another state for layer {self.layer_id}")
         return self.bound_conv(gated, step)
+
+    def check_verified(self, step: Step) -> None:
+        """Refuse a commit of a step whose tokens are not in the scratch."""
+        self.bound_conv.check_verified(step)
 
     def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
         """Leave the window after each row's accepted path in its `dst`, by default the step's."""

@@ -1,6 +1,6 @@
 """The state pool: one tensor a state and layer, slot 0 reserved, slots 1..N handed out."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Final, NewType, Protocol
@@ -26,7 +26,7 @@ LAST_SLOT: Final = 2**31 - 1
 class SlotKeyed(Protocol):
     """What else is kept by slot, as an engine's keys and values; it follows the pool."""
 
-    def release(self, slots: Iterable[int]) -> None:
+    def release(self, slots: Iterable[Slot]) -> None:
         """Drop what the slots hold: their tenants are gone."""
         ...
 
@@ -101,7 +101,7 @@ class Pool:
     def free(self, slots: Iterable[Slot]) -> None:
         """Take slots back; one that is not in use, or is named twice, is an error."""
         given = [Slot(index(slot)) for slot in slots]
-        stray = sorted({s for s in given if s not in self._used or given.count(s) > 1})
+        stray = sorted(s for s, n in Counter(given).items() if n > 1 or s not in self._used)
         if stray:
             raise ValueError(f"pool: free of slots {stray}, which are not in use exactly once")
         self._used.difference_update(given)
@@ -139,7 +139,10 @@ class Pool:
                 tensor[slot].zero_()
 
     def reset(self) -> None:
-        """Take every slot back, whatever is kept by slot with it; no byte is touched."""
+        """Take every slot back, whatever is kept by slot with it; no byte is touched.
+
+        Who had slots before may neither use nor free them: end what runs first.
+        """
         self._used.clear()
         self._free = deque(Slot(i) for i in range(RESERVED, self.slots + RESERVED))
         self._release(self._free)

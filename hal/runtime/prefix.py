@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from hal.runtime.pool import Slot
     from hal.selection import Selection
@@ -148,6 +148,14 @@ class PrefixIndex:
         node.slot = None
         _prune(node)
 
+    def drop(self, slots: Iterable[Slot]) -> None:
+        """Forget the states in slots that were freed elsewhere, held or not; others are skipped."""
+        for slot in slots:
+            node = self._entries.pop(slot, None)
+            if node is not None:
+                node.slot, node.holders = None, 0
+                _prune(node)
+
     def _entry(self, slot: Slot) -> _Node:
         node = self._entries.get(slot)
         if node is None:
@@ -181,6 +189,17 @@ class PrefixIndex:
         leaf = _Node(last, tokens[last.depth :], len(tokens))
         last.children[leaf.edge[0]] = leaf
         return leaf
+
+
+@dataclass(frozen=True, slots=True)
+class CachedSlots:
+    """Lets an index follow a pool that it is attached to: a freed slot holds no cached state."""
+
+    index: PrefixIndex
+
+    def release(self, slots: Iterable[Slot]) -> None:
+        """Forget the cached states of these slots."""
+        self.index.drop(slots)
 
 
 def _common(node: _Node, tokens: Tokens) -> int:

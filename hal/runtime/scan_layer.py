@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hal.runtime.batch import Mode
 from hal.runtime.gates import grouped_norm
 from hal.runtime.phases import Phases, not_by_phase
-from hal.runtime.seam import check_act, check_once, check_tokens, failed, verifier
+from hal.runtime.seam import check_act, check_once, check_tokens, failed, filling, verifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,14 +159,18 @@ class ScanLayer:
         self, x: Tensor, dt: Tensor | None, B: Tensor, C: Tensor, z: Tensor | None, step: Step
     ) -> Tensor:
         rule, draft = verifier(self.verify, self.draft)
-        try:
+        with filling(step, (draft,), "scan.verify", x, B, C, self.state):
             return step.opaque(rule.verify)(
                 x, dt, self.A, B, C, self.params.D, self.params.dt_bias, z, self.state, step.src,
-                step.query_start_loc, step.max_len, draft.fill(step),
+                step.query_start_loc, step.max_len, draft.scratch,
                 dt_limit=self.dims.dt_limit, dt_softplus=dt is not None, parents=step.parents,
             )  # fmt: skip
-        except RuntimeError as error:
-            raise failed("scan.verify", error, x, B, C, self.state) from error
+
+    def check_verified(self, step: Step) -> None:
+        """Refuse a commit of a step whose tokens are not in the scratch."""
+        verifier(self.verify, self.draft)[1].take(step, "a scan")
+        if self.bound_conv is not None:
+            self.bound_conv.check_verified(step)
 
     def commit(self, step: Step, last: Tensor, dst: Tensor | None = None) -> None:
         """Leave the states after each row's accepted path in its `dst`, by default the step's."""

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hal.errors import StepOrderError
+from hal.errors import PoolExhausted, StepOrderError
 from hal.runtime.batch import Mode
 from hal.runtime.drafts import agreed
 from hal.runtime.placement import Placement
@@ -90,11 +90,16 @@ class Scheduler:
         return request.id
 
     def schedule(self) -> Plan | None:
-        """The next step, or None where nothing is left to do; `complete` has to follow it."""
+        """The next step, or None where nothing is left to do; `complete` has to follow it.
+
+        Raises `PoolExhausted`, and changes nothing, where all that is left has to wait for slots
+        that others over the same pool have.
+        """
         if self._step is not None:
             raise StepOrderError("schedule was called twice without complete in between")
         rows = self._drafted() or self._filled()
         if not rows:
+            self._check_idle()
             return None
         verify = any(row.drafts for row in rows)
         track = [] if verify else self._placement.track([(r.request, r.length) for r in rows])
@@ -146,6 +151,15 @@ class Scheduler:
         self._placement.give_up()
         ids = sorted(request.id for request in (*self._running, *self._waiting))
         return [event for request in ids if (event := self.cancel(request)) is not None]
+
+    def _check_idle(self) -> None:
+        """Where no row could be made, there has to be nobody who waits for one."""
+        if not self.idle:
+            raise PoolExhausted(
+                f"scheduler: {len(self._waiting)} requests wait for a slot each, "
+                f"{self._placement.slots.free_slots} are free, and none of its own will be; "
+                f"let others over the same pool end, or build the backend with more slots"
+            )
 
     def _filled(self) -> tuple[Row, ...]:
         """Rows of decodes and prompts, as far as the budget goes."""

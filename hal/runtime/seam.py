@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from hal.errors import ProviderError, StepOrderError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import Tensor
 
@@ -50,17 +53,27 @@ class Draft:
     scratch: tuple[Tensor, ...]
     filled: Step | None = None
 
-    def fill(self, step: Step) -> tuple[Tensor, ...]:
-        """The scratch, from now on of this step."""
-        self.filled = step
-        step.filled.append(self)
-        return self.scratch
-
     def take(self, step: Step, layer: str) -> tuple[Tensor, ...]:
         """The scratch, if this step filled it; else a commit would write another step's tokens."""
         if self.filled is not step:
             raise StepOrderError(f"commit: {layer} did not run in the verify step")
         return self.scratch
+
+
+@contextmanager
+def filling(
+    step: Step, drafts: tuple[Draft, ...], operation: str, *tensors: Tensor
+) -> Iterator[None]:
+    """A block that fills drafts with a step's tokens; one that fails leaves them of no step."""
+    for draft in drafts:
+        draft.filled = None
+    try:
+        yield
+    except RuntimeError as error:
+        raise failed(operation, error, *tensors) from error
+    for draft in drafts:
+        draft.filled = step
+    step.filled.extend(drafts)
 
 
 def check_tokens(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from operator import index
+from typing import TYPE_CHECKING, ParamSpec, SupportsIndex, TypeVar
 
 import torch
 
@@ -58,6 +59,10 @@ class Step:
     """Records the providers' calls while a step is captured where no graph does."""
     filled: list[Draft] = field(default_factory=list)
     """The drafts whose scratch is of this step."""
+    links: tuple[tuple[int, ...], ...] | None = None
+    """The parents of a step of trees on the host, row by row."""
+    forks: bool = True
+    """Whether a VERIFY row may have a dst that is not its src, so that a commit of 0 has work."""
 
     def opaque(self, call: Callable[Given, Result]) -> Callable[Given, Result]:
         """A provider's operation as this step has to call it."""
@@ -100,7 +105,19 @@ def make_step(batch: Batch, ring: Ring) -> Step:
         fields.parents,
         decode_copies(dst, fields.track) if decode else None,
         fields.points,
+        links=links_of(batch),
+        forks=may_fork(batch),
     )
+
+
+def links_of(batch: Batch) -> tuple[tuple[int, ...], ...] | None:
+    """The parents of a step of trees as commits check tips against them."""
+    return None if batch.parents is None else tuple(map(tuple, batch.parents))
+
+
+def may_fork(batch: Batch) -> bool:
+    """Whether a row may leave its state in another slot than it reads; unknown means it may."""
+    return batch.held is not None or batch.src != batch.dst
 
 
 def decode_copies(dst: Tensor, track: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -123,13 +140,20 @@ def check_held(batch: Batch, limits: Limits, device: torch.device) -> None:
     if held is None:
         return
     for name, ids in (("src", held.src), ("dst", held.dst)):
+        if not isinstance(ids, torch.Tensor):
+            raise TypeError(
+                f"begin: {name} held is a {type(ids).__name__}, expected a tensor; "
+                f"slots on the host go in src and dst"
+            )
         if ids.dtype != torch.int32:
             raise TypeError(f"begin: {name} held is {ids.dtype}, expected torch.int32")
         if tuple(ids.shape) != (batch.rows,):
             raise ValueError(f"begin: {batch.rows} lengths, {name} held is {list(ids.shape)}")
         if ids.device.type != device.type:
             raise ValueError(f"begin: {name} held is on {ids.device}, the backend on {device}")
-    if not 0 <= held.bound <= limits.slots:
+    if not isinstance(held.bound, SupportsIndex):
+        raise TypeError(f"begin: slots held are bounded by {held.bound!r}, expected an integer")
+    if not 0 <= index(held.bound) <= limits.slots:
         raise ValueError(
             f"begin: slots held are bounded by {held.bound}, pool has slots 1..{limits.slots}"
         )

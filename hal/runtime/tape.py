@@ -6,21 +6,26 @@ the tensor that it was recorded in; and a value read back while recording is an 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hal.errors import StepOrderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _FROZEN: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 """Operations whose result Python would have to look at."""
+
+_READS: Final = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+"""Calls that read memory of the host without any operation of torch."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -58,7 +63,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = kwargs or {}
         if self._inside:
             return func(*args, **named)
-        if not _FROZEN.isdisjoint(func.tags):
+        if not _FROZEN.isdisjoint(func.tags) and not _by_places(func, args):
             raise StepOrderError(f"capture: {func} reads a tensor's value, which a graph cannot")
         with self:  # inference mode hands composed operations over whole, as views they may not be
             result = func.decompose(*args, **named)
@@ -67,6 +72,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **named)
         self._keep(func, partial(func, *args, **named), result)
         return result
+
+    @contextmanager
+    def recording(self) -> Iterator[Tape]:
+        """The block that is recorded, with reads refused that no operation shows."""
+        with _Unread(self), self:
+            yield self
 
     def opaque(self, call: Callable[Given, Result]) -> Callable[Given, Result]:
         """A provider's call as one entry: it may read its tensors, and does in each replay."""
@@ -82,6 +93,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
 
         return recorded
+
+    @property
+    def inside(self) -> bool:
+        """Whether a provider's call runs now."""
+        return self._inside
 
     def replay(self) -> None:
         """Run every call again, in order."""
@@ -101,6 +117,33 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             results = tuple(enumerate(kept))
         self._entries.append(_Entry(call, results))
+
+
+class _Unread(TorchFunctionMode):
+    """Refuses what hands a tensor's values to Python, outside of providers' calls."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _READS and not self._tape.inside:
+            name = func.__name__
+            raise StepOrderError(f"capture: {name} reads a tensor's value, which a graph cannot")
+        return func(*args, **(kwargs or {}))
+
+
+def _by_places(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call indexes with places, so that its result's shape is known without a look."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(i is None or i.dtype not in (torch.bool, torch.uint8) for i in args[1])
 
 
 def _tensors(result: object) -> list[Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hal.options import Shard
+from hal.runtime.batch import LAST_POSITION
 from hal.sharding import offset
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def export_slot(
     states: Sequence[tuple[StateSpec, Tensor]], slot: int, start: int, shard: Shard
 ) -> SlotState:
     """Copies of a slot's segments, from pool tensors `[slots, …]` beside their plan."""
-    if index(start) < 0:
-        raise ValueError(f"export_state: start {start}, expected at least 0")
+    start = index(start)
+    _check_start("export_state", start)
     return SlotState(
         start,
         shard,
@@ -87,14 +88,16 @@ def import_slot(
 ) -> None:
     """Write a slot from a state of the same model and rank; one that misfits writes nothing."""
     _check_origin("import_state", given, shard)
-    found = {segment.key: segment for segment in given.segments}
+    found = _by_key("import_state", given)
     wanted = [(spec.layer, spec.name, name) for spec, _ in states for name, _, _ in spec.sizes]
     _check_keys("import_state", found, wanted)
     for spec, held in states:
         _check_fit(spec, held, found)
-    joined = [_joined(spec, held, found) for spec, held in states]
-    for (spec, held), values in zip(states, joined, strict=True):
-        _write(held[slot], spec.layout, values, given.start)
+    # Segments that came out of autograd must not bring the pool into it.
+    with torch.no_grad():
+        joined = [_joined(spec, held, found) for spec, held in states]
+        for (spec, held), values in zip(states, joined, strict=True):
+            _write(held[slot], spec.layout, values, index(given.start))
 
 
 def merge(parts: Sequence[SlotState]) -> SlotState:
@@ -108,18 +111,19 @@ def merge(parts: Sequence[SlotState]) -> SlotState:
     merged = tuple(
         _merged([part.segments[i] for part in ranks]) for i in range(len(first.segments))
     )
+    _check_size("merge", [(s.values.shape[0], s.whole) for s in first.segments], len(ranks))
     return SlotState(first.start, Shard(), merged)
 
 
 def cut(whole: SlotState, states: Sequence[StateSpec], shard: Shard) -> SlotState:
     """One rank's part of a whole model's state, as that rank's plan has it."""
     _check_origin("cut", whole, Shard())
-    found = {segment.key: segment for segment in whole.segments}
+    found = _by_key("cut", whole)
     sizes = {(s.layer, s.name, name): (own, all_) for s in states for name, own, all_ in s.sizes}
     _check_keys("cut", found, list(sizes))
-    return SlotState(
-        whole.start, shard, tuple(_part(found[key], *sizes[key], shard) for key in sizes)
-    )
+    parts = tuple(_part(found[key], *sizes[key], shard) for key in sizes)
+    _check_size("cut", list(sizes.values()), shard.size)
+    return SlotState(whole.start, shard, parts)
 
 
 def _segments(spec: StateSpec, held: Tensor, start: int) -> Iterator[Segment]:
@@ -173,8 +177,22 @@ def _check_origin(what: str, given: SlotState, shard: Shard) -> None:
             f"{what}: the state is of {_rank(given.shard)}, expected {_rank(shard)}; "
             f"merge the parts of all ranks, then cut the whole"
         )
-    if given.start < 0:
-        raise ValueError(f"{what}: start {given.start}, expected at least 0")
+    _check_start(what, index(given.start))
+
+
+def _check_start(what: str, start: int) -> None:
+    if not 0 <= start <= LAST_POSITION:
+        bound = "at least 0" if start < 0 else f"at most {LAST_POSITION}"
+        raise ValueError(f"{what}: start {start}, expected {bound}")
+
+
+def _by_key(what: str, given: SlotState) -> dict[Key, Segment]:
+    found: dict[Key, Segment] = {}
+    for segment in given.segments:
+        if segment.key in found:
+            raise ValueError(f"{what}: the state holds {segment.title} twice, expected once")
+        found[segment.key] = segment
+    return found
 
 
 def _rank(shard: Shard) -> str:
@@ -218,12 +236,13 @@ def _check_fit(spec: StateSpec, held: Tensor, found: dict[Key, Segment]) -> None
 
 
 def _check_parts(ranks: Sequence[SlotState]) -> None:
-    """All ranks of one group, of one moment, with the same segments."""
+    """All ranks of one group, of one moment, with the same segments, each once."""
     have = [part.shard for part in ranks]
     size = have[0].size if have else 1
     if have != [Shard(rank, size) for rank in range(size)]:
         given = ", ".join(map(_rank, have)) or "none"
         raise ValueError(f"merge: got {given}, expected every rank of one size once")
+    _by_key("merge", ranks[0])
     for part in ranks:
         if (part.start, part.format) != (ranks[0].start, FORMAT):
             raise ValueError(
@@ -232,6 +251,16 @@ def _check_parts(ranks: Sequence[SlotState]) -> None:
             )
         if [s.key for s in part.segments] != [s.key for s in ranks[0].segments]:
             raise ValueError(f"merge: {_rank(part.shard)} holds other segments than rank 0")
+
+
+def _check_size(what: str, sizes: Sequence[tuple[int, int]], size: int) -> None:
+    """Ranks share some segments and cut others into as many parts; `sizes` are own and whole."""
+    parts = max((whole // own for own, whole in sizes), default=size)
+    if parts != size:
+        raise ValueError(
+            f"{what}: the segments are cut for {parts} ranks, the states are of {size}; "
+            f"take each rank's own plan, `pool.states`, with its `pool.shard`"
+        )
 
 
 def _merged(parts: Sequence[Segment]) -> Segment:

@@ -290,6 +290,16 @@ def test_bad_options_are_one_line_with_the_fix(
     assert text in complaint(run(source, *options))
 
 
+@pytest.mark.parametrize("option", ["--max-batch", "--token-budget"])
+def test_a_bound_that_nothing_reaches_takes_no_memory(
+    source: Path, tmp_path: Path, expected: dict[int, list[int]], option: str
+) -> None:
+    options = ("--prompts", six(tmp_path), "--max-new-tokens", 8, "--json", option, 10**12)
+    result = run(source, *options)
+    assert result.exit_code == 0, result.stderr
+    assert [record["ids"] for record in records(result)] == [expected[i] for i in range(6)]
+
+
 def test_a_prompt_file_that_is_not_utf8_is_one_line(source: Path, tmp_path: Path) -> None:
     file = tmp_path / "latin1"
     file.write_bytes("dépêche".encode("latin-1"))

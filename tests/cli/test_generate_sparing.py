@@ -135,6 +135,24 @@ def test_numbers_that_ask_for_nothing_are_one_line(
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_slots_for_cached_states_without_a_cache_are_one_line(root: Path) -> None:
+    result = run(repeating_folder("lfm3", root), "--ids", "5", "--prefix-slots", 4)
+    assert (result.exit_code, result.stdout) == (BAD_INPUT, "")
+    (line,) = result.stderr.splitlines()
+    assert line.endswith("--prefix-slots is 4, but nothing is cached; add --prefix-cache")
+
+
+def test_more_cached_states_than_the_prompts_can_leave_take_no_memory(
+    root: Path, prompts: Path
+) -> None:
+    folder = repeating_folder("lfm3", root)
+    options = ("--prompts", prompts, *SMALL, "--json", "--prefix-cache", "--prefix-slots")
+    *_, enough = records(run(folder, *options, 200))
+    *_, all_there_is = records(run(folder, *options, 10**12))
+    assert all_there_is == enough
+    assert enough["statistics"]["prefix_cache"]["evicted"] == 0
+
+
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def fail(*_: object) -> None:

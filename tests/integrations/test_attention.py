@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -169,6 +169,47 @@ def test_release_drops_the_slots_named_and_no_other() -> None:
     assert store.bytes == full // 3
     keys, _ = store.extend(0, 2, 1, 2 * token, token)
     assert keys.flatten().tolist() == [1, 2]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 3),
+            st.integers(0, 9),
+            st.sampled_from([0, 0, 1, 2, 3]),
+            st.integers(1, 9),
+        ),
+        min_size=3,
+        max_size=15,
+    )
+)
+@example([(1, 0, 0, 9), (2, 0, 1, 4), (1, 2, 0, 3)])
+@example([(1, 0, 0, 9), (2, 0, 1, 6), (3, 0, 1, 2), (1, 4, 0, 3)])
+@example([(1, 0, 0, 9), (2, 0, 1, 6), (2, 3, 0, 1)])
+def test_what_a_slot_shares_is_seen_as_it_was_whoever_starts_anew(
+    calls: list[tuple[int, int, int, int]],
+) -> None:
+    """Slots 1 to 3 go on, start anew at any position, and share, as plain lists do."""
+    store, held, token = KvStore(max_len=200), {slot: [] for slot in range(1, 4)}, 0.0
+    for slot, begin, source, length in calls:
+        if source:
+            shared = held[source][:length]
+            if source != slot and shared:
+                store.share(source, slot, len(shared))
+                held[slot] = shared
+            continue
+        start = min(begin, len(held[slot]))
+        new = torch.arange(token, token + length + 1)
+        token += length + 1
+        held[slot] = held[slot][:start] + new.tolist()
+        keys, values = store.extend(0, slot, start, new.reshape(1, -1, 1), -new.reshape(1, -1, 1))
+        assert keys.flatten().tolist() == held[slot]
+        assert (-values).flatten().tolist() == held[slot]
+    for slot, wanted in held.items():
+        if wanted:
+            entry = store._entries[0, slot]
+            assert entry.keys[0, : len(wanted), 0].tolist() == wanted
 
 
 def test_a_call_outside_a_step_is_an_error() -> None:

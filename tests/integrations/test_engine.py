@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.errors import HalError
+from hal.errors import HalError, PoolExhausted
 from hal.integrations.transformers import Engine, Runner
 from hal.integrations.transformers.engine import Clock, check_ids, greedy
 from hal.runtime.request import FinishReason, RequestError
@@ -102,6 +102,42 @@ def test_a_step_that_fails_can_be_cancelled_and_the_runner_used_again(
     engine.cancel()
     assert runner.free_slots == 3
     assert serve(runner, prompts_of(), 5).ids == wanted
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"max_batch": 4}, "engine: max_batch 4, the backend was built for 3; ask for less, or"),
+        ({"token_budget": 10}, "engine: token_budget 10, the backend was built for 9; .* max_tok"),
+    ],
+)
+def test_steps_beyond_the_backend_are_refused_before_a_request_comes(
+    runner: Runner, limits: dict[str, int], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        Engine(runner, **{"max_batch": 3, "token_budget": 9, **limits})
+
+
+def test_an_engine_whose_slots_others_have_says_so_and_goes_on_once_they_end(
+    runner: Runner,
+) -> None:
+    wanted = serve(runner, prompts_of(), 5).ids
+    first, second = (Engine(runner, max_batch=3, token_budget=9) for _ in range(2))
+    for engine in (first, second):
+        for prompt in prompts_of():
+            engine.submit(prompt, 5)
+    first.step()
+    got: list[list[int]] = [[] for _ in wanted]
+    while not second.scheduler.idle:
+        try:
+            events = second.step() or []
+        except PoolExhausted:
+            assert first.step() is not None or first.scheduler.idle
+            continue
+        for event in events:
+            got[event.request].append(event.token)
+    assert got == [wanted[i] for i in range(6)]
+    assert second.step() is None
 
 
 def test_clocks_part_a_requests_time_into_queue_prefill_and_decode(runner: Runner) -> None:

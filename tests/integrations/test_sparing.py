@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hal.errors import HalError
-from hal.integrations.transformers import Runner, Undriven, load_weights, open_folder
+from hal.integrations.transformers import Engine, Runner, Undriven, load_weights, open_folder
 from hal.integrations.transformers.attention import Entry, KvStore
 from hal.runtime.batch import Batch, Mode
 from hal.runtime.request import FinishReason
@@ -173,7 +173,7 @@ def test_keys_that_nobody_may_see_change_nothing(
         return entry
 
     def forgetful(accepted: list[int]) -> None:
-        batch = runner._verified
+        batch = runner._owed.batch
         assert batch is not None
         commit(accepted)
         with torch.inference_mode():
@@ -230,6 +230,7 @@ def test_a_verify_step_that_fails_can_be_cancelled_and_the_runner_used_again(
 ) -> None:
     wanted = wanted_of(name, root)
     runner = sparing_runner(wanted.folder, WIDTH, 6)
+    engine = engine_of(wanted, runner)
     forward = runner._forward
 
     def failing(batch: Batch, *given: object) -> torch.Tensor:
@@ -248,21 +249,25 @@ def test_a_verify_step_that_fails_can_be_cancelled_and_the_runner_used_again(
         if when == "commit":
             patch.setattr(runner.backend, "commit", no_commit)
         with pytest.raises((RuntimeError, HalError), match=r"boom|not finite"):
-            serve_with(runner, shared_prompts(), COUNT, wanted.stop)
-    assert runner.free_slots < 9
+            list(engine.run())
+    cancelled_then_all(wanted, engine)
 
 
-def failing_engine_then_all(wanted: Wanted, runner: Runner, steps: int) -> None:
-    """Cancel after some steps; what is cached then has to serve the next engine rightly."""
-    from hal.integrations.transformers import Engine
-
+def engine_of(wanted: Wanted, runner: Runner) -> Engine:
+    """An engine that all prompts wait for."""
     engine = Engine(runner, max_batch=3, token_budget=12, stop=wanted.stop)
     for prompt in shared_prompts():
         engine.submit(prompt, COUNT)
-    for _ in range(steps):
-        engine.step()
+    return engine
+
+
+def cancelled_then_all(wanted: Wanted, engine: Engine) -> None:
+    """Cancel; what is cached then has to serve the next engine rightly."""
+    runner = engine.runner
     assert {event.reason for event in engine.cancel()} == {FinishReason.CANCELLED}
     assert runner.free_slots + len(runner.prefixes.slots) == 9
+    assert not any(runner.prefixes.holders(slot) for slot in runner.prefixes.slots)
+    runner.backend.begin(Batch(Mode.IDLE))  # no commit is owed
     run, _ = serve_with(runner, shared_prompts(), COUNT, wanted.stop)
     wanted.check(run)
 
@@ -270,7 +275,10 @@ def failing_engine_then_all(wanted: Wanted, runner: Runner, steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, 5, 9, 10])
 def test_after_a_cancel_what_is_cached_is_true(root: Path, steps: int) -> None:
     wanted = wanted_of("qwen3_5_text", root)
-    failing_engine_then_all(wanted, sparing_runner(wanted.folder, WIDTH, 6), steps)
+    engine = engine_of(wanted, sparing_runner(wanted.folder, WIDTH, 6))
+    for _ in range(steps):
+        engine.step()
+    cancelled_then_all(wanted, engine)
 
 
 @pytest.mark.parametrize("name", BOTH)

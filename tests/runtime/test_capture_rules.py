@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import hal
-from hal.errors import StepOrderError
+from hal.errors import ProviderError, StepOrderError
+from hal.runtime import tape
 from hal.runtime.batch import Batch, Mode
 from support.backends import Bound, backend_for
 from support.bound import GDN_CONFIG
@@ -206,3 +207,155 @@ def test_what_runs_between_layers_is_replayed_too(inference: bool) -> None:
     bound.backend.replay(batch)
     assert torch.equal(y, out)
     assert same(states(bound), want)
+
+
+def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the second call of every tape's replay fail."""
+    seen: list[object] = []
+    run = cast("Any", tape._Entry.run)
+
+    def entry(self: object) -> None:
+        seen.append(self)
+        if len(seen) == 2:
+            raise RuntimeError("device lost")
+        run(self)
+
+    monkeypatch.setattr(tape._Entry, "run", entry)
+
+
+def test_a_replayed_verify_that_failed_is_not_committed_on_old_scratch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(bound_for_graphs("gated_delta_net"), Mode.VERIFY, (2,), 2)
+    backend, batch = rig.bound.backend, Batch(Mode.VERIFY, [2, 1], [4, 4], [1, 2], [1, 2])
+    rig.replay(batch, rig.bound.inputs(3))
+    backend.commit([1, 1])
+    before = [tensor.clone() for tensor in states(rig.bound)]
+    with monkeypatch.context() as patched:
+        breaks(patched)
+        with pytest.raises(ProviderError, match="captured VERIFY step of 2 rows failed: device l"):
+            backend.replay(batch)
+    with pytest.raises(StepOrderError, match="commit without a verify"):
+        backend.commit([2, 1])
+    assert same(states(rig.bound), before)
+    rig.replay(batch, rig.bound.inputs(3))
+    backend.commit([2, 1])
+
+
+def test_a_replayed_decode_that_failed_stores_no_track_point_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(bound_for_graphs("gated_delta_net", track=True), Mode.DECODE, (2,))
+    with monkeypatch.context() as patched:
+        breaks(patched)
+        with pytest.raises(ProviderError, match="replay: the captured DECODE step of 2 rows"):
+            rig.bound.backend.replay(Batch(Mode.DECODE, [1], [5], [2], [2], [(0, 6, 4)]))
+    for tensor in states(rig.bound):
+        tensor[4] = 7
+    rig.bound.backend.begin(Batch(Mode.IDLE))
+    assert all((tensor[4] == 7).all() for tensor in states(rig.bound))
+
+
+def test_an_interrupt_of_a_replay_owes_nothing_and_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(self: object) -> None:
+        raise KeyboardInterrupt
+
+    rig = Rig(bound_for_graphs("short_conv"), Mode.VERIFY, (2,), 2)
+    monkeypatch.setattr(tape._Entry, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rig.bound.backend.replay(Batch(Mode.VERIFY, [2], [4], [1], [1]))
+    rig.bound.backend.begin(Batch(Mode.IDLE))
+
+
+def test_a_step_that_was_staged_and_not_run_has_no_commit() -> None:
+    rig = Rig(bound_for_graphs("gated_delta_net"), Mode.VERIFY, (2,), 2)
+    backend, batch = rig.bound.backend, Batch(Mode.VERIFY, [2], [4], [1], [1])
+    rig.replay(batch, rig.bound.inputs(2))
+    backend.commit([1])
+    captured = backend.stage(batch)
+    with pytest.raises(StepOrderError, match="did not run in the verify step"):
+        backend.commit([2])
+    backend.launch(captured)
+    backend.commit([2])
+
+
+def test_a_capture_is_neither_ended_nor_abandoned_in_its_block() -> None:
+    bound = bound_for_graphs("short_conv")
+    with bound.backend.capture(Mode.VERIFY, 2, 2) as captured:
+        bound.call(bound.inputs(4))
+        for call in (bound.backend.abandon, bound.backend.end):
+            assert refused(call, StepOrderError).endswith("a step is being captured")
+    assert not captured.committed
+    bound.backend.replay(Batch(Mode.VERIFY, [2], [4], [1], [1]))
+    assert refused(lambda: bound.backend.begin(Batch(Mode.IDLE)), StepOrderError) == (
+        "begin: step after an uncommitted verify"
+    )
+
+
+def test_a_capture_that_was_opened_before_a_verify_is_not_entered_behind_it() -> None:
+    bound = bound_for_graphs("short_conv")
+    opened = bound.backend.capture(Mode.DECODE, 2)
+    bound.backend.begin(Batch(Mode.VERIFY, [2], [4], [1], [1]))
+    bound.call(bound.inputs(2))
+    with pytest.raises(StepOrderError, match="capture: step after an uncommitted verify"):
+        with opened:
+            pass
+    bound.backend.commit([1])
+
+
+def owing_a_point() -> Bound:
+    """An engine's own graph has moved slot 2 to threes, which the step owes to slot 4."""
+    bound = bound_for_graphs("short_conv", track=True)
+    with bound.backend.capture(Mode.DECODE, 2, record=False):
+        bound.call(bound.inputs(2))
+    bound.backend.replay(Batch(Mode.DECODE, [1], [5], [2], [2], [(0, 6, 4)]))
+    for tensor in states(bound):
+        tensor[2], tensor[4] = 3, 7
+    return bound
+
+
+def stored(bound: Bound) -> bool:
+    """Whether slot 4 holds the threes, and not what it held before."""
+    found = {float(value) for tensor in states(bound) for value in tensor[4].flatten()}
+    assert found in ({3.0}, {7.0})
+    return found == {3.0}
+
+
+def test_a_replay_stores_what_the_one_before_it_owes() -> None:
+    bound = owing_a_point()
+    bound.backend.replay(Batch(Mode.DECODE, [1], [6], [2], [2]))
+    assert stored(bound)
+
+
+def test_an_abandoned_replay_owes_no_track_point() -> None:
+    bound = owing_a_point()
+    bound.backend.abandon()
+    bound.backend.begin(Batch(Mode.IDLE))
+    assert not stored(bound)
+
+
+@pytest.mark.parametrize("call", ["begin", "replay"])
+def test_an_unknown_mode_is_refused_before_anything_changes(call: str) -> None:
+    bound = owing_a_point()
+    begin = getattr(bound.backend, call)
+    unknown = Batch(cast("Mode", "SPLIT"))
+    assert refused(lambda: begin(unknown)) == "Invalid forward mode: SPLIT"
+    assert not stored(bound)
+    bound.backend.begin(Batch(Mode.EXTEND, [2], [0], [-1], [1]))
+    assert stored(bound)
+    assert refused(lambda: begin(unknown)) == "Invalid forward mode: SPLIT"
+    assert bound.backend.mode is Mode.EXTEND
+    bound.backend.begin(Batch(Mode.VERIFY, [1], [4], [1], [1]))
+    assert refused(lambda: begin(unknown)) == "Invalid forward mode: SPLIT"
+
+
+@pytest.mark.parametrize("call", ["begin", "replay"])
+def test_a_batch_that_is_refused_leaves_no_step_to_run(call: str) -> None:
+    bound = owing_a_point()
+    bound.backend.begin(Batch(Mode.EXTEND, [2], [0], [-1], [1]))
+    far = Batch(Mode.DECODE, [1], [5], [9], [9])
+    assert "slot 9" in refused(lambda: getattr(bound.backend, call)(far))
+    with pytest.raises(StepOrderError, match=r"before begin\(batch\)"):
+        bound.call(bound.inputs(2))

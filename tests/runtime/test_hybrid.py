@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hal
-from hal.errors import CompositionError, StepOrderError
+from hal.errors import CompositionError, ProviderError, StepOrderError
 from hal.model.spec import DeltaDims, ScanDims, ShortConvDims
+from hal.runtime import tape
 from hal.runtime.backend import Backend
 from hal.runtime.batch import Batch, Mode
 from hal.runtime.hybrid import HybridBackend
@@ -499,6 +500,66 @@ def test_a_replay_that_fails_in_the_full_part_runs_nothing_and_owes_nothing() ->
         ("replay", Mode.VERIFY),
         ("commit", [2], None),
     ]
+
+
+def test_a_replay_whose_block_fails_owes_no_commit_in_either_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(self: object) -> None:
+        raise RuntimeError("device lost")
+
+    made = make("delta", graphs=True, speculative=hal.Speculative(WIDTH))
+    with torch.inference_mode():
+        static = made.inputs(2 * WIDTH)
+        with made.hybrid.capture(Mode.VERIFY, 2, WIDTH):
+            made.hybrid.forward(made.layer_id, static)
+        with monkeypatch.context() as patched:
+            patched.setattr(tape._Entry, "run", lost)
+            with pytest.raises(ProviderError, match="captured VERIFY step of 2 rows failed"):
+                made.hybrid.replay(prompt(1, 2, Mode.VERIFY))
+        with pytest.raises(StepOrderError, match="commit without a verify"):
+            made.hybrid.commit([1])
+        made.hybrid.begin(prompt(1, 2))
+
+
+def test_a_replay_stores_its_tracked_rows_at_once() -> None:
+    made = make("delta", graphs=True, prefix_cache=True)
+    with torch.inference_mode():
+        static = made.inputs(2)
+        made.hybrid.begin(prompt(1, 2))
+        made.hybrid.forward(made.layer_id, made.inputs(2))
+        with made.hybrid.capture(Mode.DECODE, 2):
+            made.hybrid.forward(made.layer_id, static)
+        made.hybrid.replay(Batch(Mode.DECODE, [1], [2], [1], [1], [(0, 3, 4)]))
+    for state in made.states:
+        assert torch.equal(state[4], state[1]) and state[4].isfinite().all()
+
+
+@pytest.mark.parametrize(("rows", "width"), [(2, 1), (9, 1), (2, 5)])
+def test_a_capture_that_is_refused_never_reaches_the_full_part(rows: int, width: int) -> None:
+    """In the first case a commit is owed; it then goes to the part that verified."""
+    made = make("delta", graphs=True, speculative=hal.Speculative(WIDTH))
+    verifies, decodes = Speculating("prefill"), Speculating("decode")
+    hybrid = HybridBackend(PhaseSplit(verifies, decodes), made.hybrid.linear)
+    if width == 1 and rows == 2:
+        hybrid.begin(prompt(1, 2, Mode.VERIFY))
+        made.inputs(2).run(hybrid.linear._layers[made.layer_id])
+    with pytest.raises((ValueError, StepOrderError), match="capture"):
+        hybrid.capture(Mode.DECODE, rows, width)
+    assert decodes.log == []
+    if width == 1 and rows == 2:
+        hybrid.commit([2])
+        assert verifies.log[-1] == ("commit", [2], None)
+
+
+def test_a_hybrid_says_what_its_linear_part_was_built_for() -> None:
+    made = make("delta", prefix_cache=True)
+    hybrid, linear = made.hybrid, made.hybrid.linear
+    assert hybrid.limits is linear.limits and hybrid.limits.track is not None
+    assert hybrid.selection is linear.selection and hybrid.device == linear.device
+    assert hybrid.mode is None
+    hybrid.begin(prompt(1, 2))
+    assert hybrid.mode is Mode.EXTEND
 
 
 def test_inputs_of_another_kind_and_unknown_layers_are_refused_by_name() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 import hal
 from hal.errors import ProviderError, StepOrderError
 from hal.model.spec import DeltaDims, GateKind
-from hal.runtime.batch import LAST_POSITION, Batch, Mode
+from hal.runtime.batch import LAST_POSITION, Batch, DeviceSlots, Mode
 from hal.runtime.layers import DeltaLayer
 from hal.runtime.params import DeltaParams
 from hal.runtime.pool import Slot
@@ -72,6 +72,22 @@ def test_slots_in_tensors_are_seen_to_be_equal() -> None:
     with pytest.raises(ValueError, match="row 1 reads slot 1, which row 0 writes"):
         slots = torch.tensor([1, 2])
         backend.begin(Batch(Mode.EXTEND, [2, 3], [0, 4], torch.tensor([-1, 1]), slots))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ids", "bound", "message"),
+    [
+        ([1], 6, "src held is a list, expected a tensor; slots on the host go in src and dst"),
+        (torch.tensor([1], dtype=torch.int32), None, "bounded by None, expected an integer"),
+        (torch.tensor([1], dtype=torch.int32), 6.0, "bounded by 6.0, expected an integer"),
+    ],
+)
+def test_slots_held_that_are_no_tensors_or_have_no_bound_are_refused_by_name(
+    ids: Any, bound: Any, message: str
+) -> None:
+    backend = backend_for(GDN_CONFIG)
+    with pytest.raises(TypeError, match=f"begin: .*{message}"):
+        backend.begin(Batch(Mode.DECODE, [1], [4], held=DeviceSlots(ids, ids, bound)))
 
 
 def test_what_is_no_integer_is_no_slot() -> None:

@@ -1,6 +1,7 @@
 """The pool hands out whole slots, keeps slot 0 to itself and loses nothing on a failed call."""
 
 from collections.abc import Iterable
+from time import perf_counter
 
 import pytest
 import torch
@@ -70,6 +71,15 @@ def test_freeing_what_is_not_in_use_once_is_an_error_and_frees_nothing(given: li
     with pytest.raises(ValueError, match="not in use exactly once"):
         pool.free([Slot(slot) for slot in given])
     assert pool.free_slots == 2
+
+
+def test_freeing_many_slots_at_once_takes_time_by_their_number_not_its_square() -> None:
+    pool = Pool(STATES[2:], 30_000, torch.device("cpu"))
+    slots = pool.alloc(30_000)
+    began = perf_counter()
+    pool.free(slots)
+    assert perf_counter() - began < 5
+    assert pool.free_slots == 30_000
 
 
 def test_a_freed_slot_keeps_its_bytes_and_comes_back() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import hal
-from hal.runtime.prefix import PrefixIndex, model_identity
+from hal.runtime.pool import Slot
+from hal.runtime.prefix import CachedSlots, PrefixIndex, model_identity
 from hal.selection import Selection
 from support.model_configs import tiny
 
@@ -82,6 +83,15 @@ class Index(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(set(self.order) - set(self.held))))
         self.index.remove(slot)
         self._drop(slot)
+
+    @precondition(lambda self: self.order)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        slots = data.draw(st.sets(st.sampled_from(self.order)))
+        self.index.drop([*sorted(slots), self.next])
+        for slot in slots:
+            self.held = [each for each in self.held if each != slot]
+            self._drop(slot)
 
     def _drop(self, slot: int) -> None:
         self.order.remove(slot)
@@ -224,6 +234,26 @@ def test_layouts_are_part_of_the_identity() -> None:
     selection = selected(QWEN)
     turned = replace(selection, layouts={**selection.layouts, "recurrent": "KV"})
     assert model_identity(turned) != model_identity(selection)
+
+
+def test_the_dtype_of_states_is_part_of_the_identity() -> None:
+    selection = selected(QWEN)
+    other = replace(selection, options=replace(selection.options, state_dtype="bfloat16"))
+    assert model_identity(other) != model_identity(selection)
+
+
+def test_an_attached_index_forgets_what_its_pool_takes_back() -> None:
+    index = PrefixIndex()
+    index.record("m", (5, 5))
+    for slot in (1, 2, 3):
+        index.store("m", (5,) * slot, Slot(slot))
+    index.hold(Slot(2))
+    CachedSlots(index).release([Slot(2), Slot(3), Slot(9)])
+    assert index.slots == (1,)
+    assert index.longest("m", (5, 5, 5, 5)) == (1, 1)
+    assert nodes(index) == 2
+    assert index.store("m", (5, 5), Slot(2))
+    assert index.holders(Slot(2)) == 0
 
 
 def test_the_identity_is_the_same_in_another_process() -> None:

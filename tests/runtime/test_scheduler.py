@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.errors import StepOrderError
+from hal.errors import PoolExhausted, StepOrderError
 from hal.runtime.batch import Batch, Limits, Mode, check
 from hal.runtime.request import FinishReason, Request, RequestError
 from hal.runtime.scheduler import Plan, Scheduler
@@ -307,6 +307,22 @@ def test_cancel_all_ends_the_waiting_too_and_forgets_the_step() -> None:
     assert [event.request for event in scheduler.cancel_all()] == [0, 1, 2]
     assert scheduler.idle and slots.free_slots == 1
     assert scheduler.schedule() is None
+
+
+def test_requests_that_nothing_can_be_fed_of_are_an_error_with_both_numbers_not_an_end() -> None:
+    slots = Slots(2)
+    first, second = Scheduler(slots, 2, 8, 21), Scheduler(slots, 2, 8, 21)
+    for scheduler, count in ((first, 2), (second, 3)):
+        for _ in range(count):
+            scheduler.submit([1, 2], 1)
+    assert first.schedule() is not None
+    for _ in range(2):
+        with pytest.raises(PoolExhausted, match="3 requests wait for a slot each, 0 are free, and"):
+            second.schedule()
+        assert not second.idle
+    assert len(first.complete([5, 5])) == 2
+    plan = second.schedule()
+    assert plan is not None and plan.requests == (0, 1)
 
 
 def test_next_tokens_cross_from_the_prompt_into_the_output() -> None:

@@ -11,7 +11,7 @@ from hal.runtime.batch import Mode
 from hal.runtime.drafts import Drafter
 from hal.runtime.placement import PrefixCache
 from hal.runtime.prefix import PrefixIndex
-from hal.runtime.request import FinishReason
+from hal.runtime.request import FinishReason, Request
 from hal.runtime.scheduler import Scheduler
 from support.scheduled import Drive, Setting, World, alone, next_token
 
@@ -165,6 +165,21 @@ def test_a_request_cancelled_within_a_step_leaves_no_state_behind() -> None:
     assert index.slots == ()
     assert world.free_slots == 4
     assert index.longest("model", (*LONG, 1)) is None
+
+
+def test_a_prefix_that_others_read_is_not_taken_over_where_it_has_the_only_slot() -> None:
+    world, index = World(1), PrefixIndex()
+    cache = PrefixCache(world, index, "model")
+    (slot,) = world.alloc()
+    index.store("model", tuple(LONG), slot)
+    index.hold(slot)
+    request = Request(0, (*LONG, 1), 2)
+    assert not cache.admit(request)
+    assert (request.slot, request.source, request.fed, request.counts.saved) == (None, None, 0, 0)
+    assert (index.slots, index.holders(slot)) == ((slot,), 1)
+    index.release(slot)
+    assert cache.admit(request)
+    assert (request.slot, request.source, request.fed, index.slots) == (slot, None, len(LONG), ())
 
 
 REPEATS = [3, 4, 5, 6] * 4

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ MOVES: dict[str, Move] = {
     "out": lambda x, y: torch.mul(x, y, out=torch.empty(4, 4)),
     "norm": lambda x, y: x.softmax(-1) * y.mean(),
     "parts": lambda x, y: torch.stack([*x.unbind(0)[:2], *y.split(1)[2][:1].expand(2, 4)]),
+    "places": lambda x, y: x[torch.tensor([3, 0, 0, 1])] + y[:, torch.tensor([1, 1, 2, 3])],
     "half": lambda x, y: x.bfloat16().float() + y,
 }
 
@@ -108,6 +110,43 @@ def test_a_block_that_looks_at_a_value_is_refused(
     with pytest.raises(StepOrderError, match=r"capture: aten.* reads a tensor's value"):
         with torch.inference_mode(inference), Tape():
             look(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("look", "name"),
+    [
+        (lambda x: x.tolist(), "tolist"),
+        (lambda x: x.numpy(), "numpy"),
+        (np.asarray, "__array__"),
+        (np.from_dlpack, "__dlpack__"),
+    ],
+)
+def test_memory_that_is_read_past_torch_is_refused_in_a_block_and_not_in_a_provider(
+    look: Callable[[Tensor], object], name: str
+) -> None:
+    tape, x = Tape(), torch.ones(3)
+    with pytest.raises(StepOrderError, match=f"capture: {name} reads a tensor's value"):
+        with tape.recording():
+            look(x)
+
+    def provider(given: Tensor) -> Tensor:
+        look(given)
+        return given * 2
+
+    with tape.recording():
+        y = tape.opaque(provider)(x)
+    look(y)
+    x.fill_(4)
+    tape.replay()
+    assert y.tolist() == [8, 8, 8]
+
+
+def test_an_index_of_bools_or_bytes_is_a_look_at_their_values() -> None:
+    x = torch.ones(3)
+    with Tape():
+        for chosen in (x > 0, torch.ones(3, dtype=torch.uint8)):
+            with pytest.raises(StepOrderError, match=r"aten.* reads a tensor's value"):
+                x[chosen]
 
 
 def test_nothing_is_kept_behind_the_block() -> None:

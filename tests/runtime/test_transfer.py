@@ -266,6 +266,16 @@ MISFITS: dict[str, tuple[Callable[[SlotState], SlotState], type[Exception], str]
         ValueError,
         "import_state: start -1, expected at least 0",
     ),
+    "late": (
+        lambda s: replace(s, start=2**31),
+        ValueError,
+        "import_state: start 2147483648, expected at most 2147483647",
+    ),
+    "twice": (
+        lambda s: replace(s, segments=(*s.segments, s.segments[0])),
+        ValueError,
+        "import_state: the state holds layer 0 conv q twice, expected once",
+    ),
     "missing": (
         lambda s: replace(s, segments=s.segments[1:]),
         ValueError,
@@ -337,6 +347,39 @@ def test_slots_that_are_not_in_use_neither_leave_nor_arrive() -> None:
             call()
     with pytest.raises(ValueError, match="start -2, expected at least 0"):
         held[0].export_state(Slot(1), -2)
+    with pytest.raises(ValueError, match="start 2147483648, expected at most 2147483647"):
+        held[0].export_state(Slot(1), 2**31)
+    with pytest.raises(TypeError):
+        held[0].export_state(Slot(1), 2.0)
+
+
+class Five:
+    """An integer of another library."""
+
+    def __index__(self) -> int:
+        return 5
+
+
+def test_a_start_of_any_integer_type_leaves_as_a_plain_one() -> None:
+    held, _ = filled("short_conv", 1, form("ring"), 5)
+    state = held[0].export_state(Slot(1), Five())
+    assert type(state.start) is int
+    assert state.start == 5
+    (slot,) = load(held, [replace(state, start=Five())])
+    assert torch.equal(held[0].export_state(slot, 5).segments[0].values, state.segments[0].values)
+
+
+@pytest.mark.parametrize("conv", ["CW", "WC", "ring"])
+def test_an_import_of_segments_that_need_gradients_leaves_the_pool_without(conv: str) -> None:
+    held, _ = filled("delta", 1, form(conv))
+    (state,) = take(held, [Slot(1)])
+    before = slot_bits(held[0], 1)
+    learnt = [replace(s, values=s.values.clone().requires_grad_()) for s in state.segments]
+    (slot,) = load(held, [replace(state, segments=tuple(learnt))])
+    for got, wanted in zip(slot_bits(held[0], slot), before, strict=True):
+        assert torch.equal(got.nan_to_num(7), wanted.nan_to_num(7))
+    tensors = [t for s in held[0].states for t in held[0].tensors(s.layer).values()]
+    assert not any(tensor.requires_grad for tensor in tensors)
 
 
 def test_a_layout_without_a_form_is_refused_by_name() -> None:
@@ -358,6 +401,10 @@ def test_parts_that_are_no_whole_group_are_not_merged() -> None:
         ([first, replace(second, start=4)], "rank 1 of 2 is at token 4 in format 1, expected"),
         ([first, replace(second, segments=second.segments[1:])], "rank 1 of 2 holds other"),
         (
+            [replace(p, segments=(*p.segments, p.segments[3])) for p in (first, second)],
+            "merge: the state holds layer 0 recurrent v_heads twice, expected once",
+        ),
+        (
             [first, with_segment(second, values=_values(second).half())],
             r"layer 2 recurrent v_heads is \[4, 10, 6\] torch.float16 of 8 on one rank, "
             r"\[4, 10, 6\] torch.float32 of 8 on another",
@@ -372,6 +419,22 @@ def test_parts_that_are_no_whole_group_are_not_merged() -> None:
         assert torch.equal(one.values, other.values)
 
 
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_plan_of_another_size_neither_cuts_nor_merges(name: str) -> None:
+    """Any segment could be one that ranks share; a plan in which all are is none of theirs."""
+    held, _ = filled(name, 1)
+    (whole,) = take(held, [Slot(1)])
+    for size in [s for s in (2, 4) if s in sizes_of(name)]:
+        for made in (1, size // 2):
+            plan = pools(model_of(name), made)[0].states
+            text = f"cut: the segments are cut for {made} ranks, the states are of {size}; take"
+            with pytest.raises(ValueError, match=text):
+                cut(whole, plan, Shard(size - 1, size))
+    pair = [replace(whole, shard=Shard(rank, 2)) for rank in range(2)]
+    with pytest.raises(ValueError, match="merge: the segments are cut for 1 ranks, the states are"):
+        merge(pair)
+
+
 def test_only_a_whole_state_of_the_same_model_is_cut() -> None:
     held, _ = filled("delta", 2)
     parts = take(held, [Slot(1)] * 2)
@@ -380,6 +443,12 @@ def test_only_a_whole_state_of_the_same_model_is_cut() -> None:
     merged = merge(parts)
     with pytest.raises(ValueError, match="cut: the state holds 12 segments, the plan"):
         cut(merged, pools(model_of("mamba1"), 1)[0].states, Shard())
+    with pytest.raises(ValueError, match="cut: the state holds layer 0 conv q twice"):
+        cut(
+            replace(merged, segments=(*merged.segments, merged.segments[0])),
+            held[0].states,
+            Shard(0, 2),
+        )
     other = [replace(s, whole=tuple(2 * w for w in s.whole)) for s in held[0].states]
     with pytest.raises(ValueError, match="cut: layer 0 conv q is 24, the plan has 48"):
         cut(merged, other, Shard(0, 2))

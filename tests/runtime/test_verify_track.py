@@ -93,7 +93,7 @@ def test_a_point_on_the_accepted_path_is_stored_and_any_other_slot_untouched(
     path = path_to(links, tip)
     assert len(path) == accepted
     for count, slot in [*points.items(), (accepted, dst)]:
-        if count > accepted or (slot == dst != src and not accepted):
+        if count > accepted:
             assert all(tensor[slot].isnan().all() for tensor in states(bound))
             continue
         kept = [tensor[path[:count]] for tensor in drafts]

@@ -126,7 +126,11 @@ def accepted(
     last: Tensor,
     others: Sequence[tuple[str, Tensor]] = (),
 ) -> list[Accepted]:
-    """The rows that write: with tokens, a `dst` and a last token. Parents are the last scratch."""
+    """The rows that write: with tokens, a `dst` and a last token. Parents are the last scratch.
+
+    Scratch that no verify filled has no parents: a token that does not follow an earlier one of its
+    row is refused.
+    """
     named = (("dst", dst), ("last", last), *others)
     check_rows(operation, 0, src, named, query_start_loc)
     starts, ends = query_start_loc.tolist(), last.tolist()
@@ -138,7 +142,7 @@ def accepted(
     check_slots(operation, "dst", targets, state.shape[0])
     up = scratch[-1][: starts[-1]].tolist()
     return [
-        Accepted(source, target, _path(up, begin + token))
+        Accepted(source, target, _path(operation, up, begin, begin + token))
         for (begin, end), source, target, token in zip(
             pairwise(starts), sources, targets, ends, strict=True
         )
@@ -146,10 +150,15 @@ def accepted(
     ]
 
 
-def _path(up: Sequence[int], token: int) -> list[int]:
-    """The tokens from a root to `token`."""
-    path = []
-    while token >= 0:
-        path.append(token)
+def _path(operation: str, up: Sequence[int], begin: int, token: int) -> list[int]:
+    """The tokens from a root to `token`, in a row that begins at `begin`."""
+    path = [token]
+    while up[token] >= 0:
+        if not begin <= up[token] < token:
+            raise ValueError(
+                f"{operation}: scratch says that token {token} follows {up[token]}, expected one "
+                f"from {begin} up to it: it was not filled by a verify of these rows"
+            )
         token = up[token]
+        path.append(token)
     return path[::-1]

@@ -32,10 +32,18 @@ _CURRENT: ContextVar[SlotAttention] = ContextVar("hal_slot_attention")
 
 @dataclass(slots=True)
 class Entry:
-    """Keys and values of one slot and one attention call, `[KV heads, capacity, D]` each."""
+    """Keys and values of one slot and one attention call, `[KV heads, capacity, D]` each.
+
+    Other slots may see the first `shared` tokens, so these are never written again.
+    """
 
     keys: Tensor
     values: Tensor
+    shared: int = 0
+
+    def first(self, length: int) -> Entry:
+        """The first tokens, in the same memory and full at that length."""
+        return Entry(self.keys[:, :length], self.values[:, :length], length)
 
 
 @dataclass(slots=True)
@@ -67,6 +75,8 @@ class KvStore:
         if end > self.max_len:
             raise HalError(f"kv: slot {slot} would hold {end} tokens, at most {self.max_len} fit")
         entry = self._entries.get((call, slot))
+        if entry is not None and start < entry.shared:
+            entry = entry.first(start)
         if entry is None or entry.keys.shape[1] < end:
             entry = self._grow(entry, end, keys, values)
             self._entries[call, slot] = entry
@@ -78,13 +88,13 @@ class KvStore:
         """Let `target` hold the first `length` tokens of `source`, in all calls, without a copy.
 
         The target is full at that length, so whoever goes on from there is moved to memory of its
-        own first; the source writes behind these tokens alone.
+        own first; so is the source, should it ever write these tokens again.
         """
-        shared = {
-            (call, target): Entry(entry.keys[:, :length], entry.values[:, :length])
-            for (call, slot), entry in self._entries.items()
-            if slot == source
-        }
+        shared = {}
+        for (call, slot), entry in self._entries.items():
+            if slot == source:
+                entry.shared = max(entry.shared, length)
+                shared[call, target] = entry.first(length)
         self.release([target])
         self._entries |= shared
 

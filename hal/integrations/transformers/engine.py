@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hal.integrations.transformers.runner import Runner
+    from hal.runtime.batch import Limits
     from hal.runtime.plan import Event, Plan
 
 
@@ -83,6 +84,7 @@ class Engine:
     ) -> None:
         self.runner = runner
         options = runner.backend.selection.options
+        _check_room(runner.backend.limits, max_batch, token_budget)
         placement = _placement(runner)
         self.prefixes = placement.stats
         self._speculative = options.speculative
@@ -111,7 +113,11 @@ class Engine:
             yield from events
 
     def step(self) -> list[Event] | None:
-        """Run one step and say what it did to which request; None where nothing is left to do."""
+        """Run one step and say what it did to which request; None where nothing is left to do.
+
+        Raises `PoolExhausted`, and changes nothing, where requests wait for slots that others over
+        the same runner have; step again once those end.
+        """
         plan = self.scheduler.schedule()
         return None if plan is None else self._run(plan)
 
@@ -150,6 +156,19 @@ class Engine:
             clock.answered = now if clock.answered is None else clock.answered
             clock.ended = now if event.reason is not None else None
         return events
+
+
+def _check_room(limits: Limits, max_batch: int, token_budget: int) -> None:
+    """Refuse steps that the backend was not built for, before the first of them is planned."""
+    for what, asked, most, option in (
+        ("max_batch", max_batch, limits.max_batch, "max_batch"),
+        ("token_budget", token_budget, limits.max_tokens, "max_tokens"),
+    ):
+        if asked > most:
+            raise ValueError(
+                f"engine: {what} {asked}, the backend was built for {most}; "
+                f"ask for less, or build it with a larger {option}"
+            )
 
 
 def _placement(runner: Runner) -> Placement:

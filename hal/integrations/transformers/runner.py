@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hal.errors import HalError
+from hal.errors import HalError, StepOrderError
 from hal.integrations.transformers.attention import KvStore, SlotAttention, spans
 from hal.integrations.transformers.binding import bind_attention, bind_mixers
 from hal.runtime.batch import Mode
-from hal.runtime.prefix import PrefixIndex
+from hal.runtime.prefix import CachedSlots, PrefixIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from transformers import PreTrainedModel
 
@@ -23,11 +24,61 @@ if TYPE_CHECKING:
     from hal.runtime.pool import Slot
 
 
+@dataclass(slots=True)
+class Owed:
+    """The VERIFY step whose commit is owed, and the slots that were freed since.
+
+    A freed slot may have a new tenant, whom that commit must not touch.
+    """
+
+    batch: Batch | None = None
+    _gone: set[int] = field(default_factory=set)
+
+    def open(self, batch: Batch | None) -> None:
+        """Begin anew with a VERIFY step, or with none."""
+        self.batch = batch
+        self._gone.clear()
+
+    def release(self, slots: Iterable[Slot]) -> None:
+        """Remember that the slots were freed."""
+        if self.batch is not None:
+            self._gone.update(slots)
+
+    @property
+    def lost(self) -> bool:
+        """Whether all of its rows' slots were freed, so that nobody waits for a commit."""
+        slots = set() if self.batch is None else {slot for slot in self.batch.dst if slot >= 0}
+        return bool(slots) and slots <= self._gone
+
+    def check(self, accepted: Sequence[int]) -> None:
+        """Refuse a commit that would read or write a freed slot."""
+        if self.batch is None:
+            return
+        for row, count in zip(range(self.batch.rows), accepted, strict=False):
+            if gone := self._gone.intersection(_moved(self.batch, row, count)):
+                raise StepOrderError(
+                    f"commit: row {row} accepts {count} tokens and would use slots "
+                    f"{sorted(gone)}, which were freed since the verify; "
+                    f"accept 0 of its tokens, or abandon the step"
+                )
+
+
+def _moved(batch: Batch, row: int, count: int) -> Iterator[int]:
+    """The slots that a commit of one row reads or writes; none where it stays as it is."""
+    src, dst = batch.src[row], batch.dst[row]
+    if count or src != dst:
+        yield from (src, dst)
+    for tracked, position, slot in batch.track:
+        if tracked == row and position - batch.start[row] <= count:
+            yield slot
+
+
 class Runner:
     """Runs steps of a bound model and keeps what a slot holds: linear states, keys and values.
 
     Binding changes this instance of the model alone, and for good: it runs in `step` from now on.
-    `prefixes` says which cached states are in its slots; `drop_prefixes` frees them.
+    `prefixes` says which cached states are in its slots; `drop_prefixes` frees them. Both follow
+    the backend's pool: what it takes back is gone here too, whoever frees it.
     """
 
     def __init__(self, model: PreTrainedModel, backend: Backend, max_len: int) -> None:
@@ -41,7 +92,9 @@ class Runner:
         bind_attention(model)
         spec = backend.selection.model
         self._attention_layers = sum(layer.attention is not None for layer in spec.layers)
-        self._verified: Batch | None = None
+        self._owed = Owed()
+        for keyed in (self.kv, CachedSlots(self.prefixes), self._owed):
+            backend.pool.attach(keyed)
 
     @property
     def free_slots(self) -> int:
@@ -54,9 +107,7 @@ class Runner:
 
     def free(self, slots: Iterable[Slot]) -> None:
         """Take slots back, and with them their keys and values."""
-        given = list(slots)
-        self.backend.pool.free(given)
-        self.kv.release(given)
+        self.backend.pool.free(slots)
 
     def drop_prefixes(self) -> None:
         """Free every cached state that nobody reads."""
@@ -66,17 +117,20 @@ class Runner:
     def step(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
         """Feed the packed tokens; float32 logits `[len(rows), vocab]` of the rows' last tokens.
 
-        In a VERIFY step they are those of all the rows' tokens, and `commit` has to follow. A row
-        whose `dst` is not its `src` goes on from the keys and values of the `src` too, and a track
-        point keeps both. Tokens behind the batch's own, and those of a DECODE step's pad rows, are
-        padding. Raises `HalError` unless every linear layer ran through `hal`, and every attention
-        layer once over the slots.
+        In a VERIFY step they are those of all the rows' tokens, and `commit` has to follow, unless
+        the slots of all its rows were freed. A row without a `src` starts `dst` anew; one whose
+        `src` is another slot goes on from its keys and values too, and a track point keeps both.
+        Tokens behind the batch's own, and those of a DECODE step's pad rows, are padding. Raises
+        `HalError` unless every linear layer ran through `hal`, and every attention layer once over
+        the slots.
         """
         _check_slots(batch)
         if len(tokens) < batch.tokens:
             raise ValueError(f"step: {len(tokens)} tokens, the batch has {batch.tokens}")
+        if self._owed.lost:
+            self.abandon()
         self.backend.begin(batch)
-        self._verified = batch if batch.mode is Mode.VERIFY else None
+        self._owed.open(batch if batch.mode is Mode.VERIFY else None)
         self._fork(batch)
         logits = self._run(batch, tokens, rows)
         if batch.mode is not Mode.VERIFY:
@@ -84,15 +138,20 @@ class Runner:
         return logits
 
     def commit(self, accepted: Sequence[int]) -> None:
-        """Move every row of the VERIFY step on by its accepted tokens, 0 up to all of them."""
+        """Move every row of the VERIFY step on by its accepted tokens, 0 up to all of them.
+
+        Raises `StepOrderError`, and moves none, where that takes a slot that was freed since.
+        """
+        self._owed.check(accepted)
         self.backend.commit(accepted)
-        batch, self._verified = self._verified, None
+        batch = self._owed.batch
+        self._owed.open(None)
         if batch is not None:
             self._track(batch, accepted)
 
     def abandon(self) -> None:
         """Give up a VERIFY step that failed or was not committed: no state has moved."""
-        self._verified = None
+        self._owed.open(None)
         self.backend.abandon()
 
     def _run(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
