@@ -30,6 +30,7 @@ from hal_registry import (
     device_presence,
     interface_of,
     judge,
+    library_reasons,
     wanted,
 )
 
@@ -77,7 +78,8 @@ def decide(question: Question, examine: Examine | None = None) -> Decision:
     judged = [_judge(c, needs, device) for c in question.registry.on(device.type)]
     own = tuple(_override_reasons(question, needs))
     assignment = None if own else _choose(judged, needs, options.providers, examine)
-    refused = None if assignment else _refusal(question, model, needs, judged, own)
+    here = examine is not None
+    refused = None if assignment else _refusal(question, model, needs, judged, own, here)
     return Decision(question, model, needs, tuple(judged), assignment, refused)
 
 
@@ -212,12 +214,15 @@ def _refusal(
     needs: Sequence[Requirement],
     judged: Sequence[Judged],
     own: tuple[Reason, ...],
+    here: bool,
 ) -> Refusal:
     """All reasons of all candidates, the nearest candidate first, then the faults."""
     overrides = question.options.providers
     if judged and not own:
         own = clashes(judged, needs, overrides)
     faults = question.registry.faults_on(question.device.type)
+    absent = any(r.code is Code.DEVICE_ABSENT for j in judged for r in j.all_reasons(j.reasons))
+    usable = partial(_usable, asked=question.device.type, absent=absent)
     return Refusal(
         model.model_type,
         str(question.device),
@@ -226,7 +231,7 @@ def _refusal(
             *_nearest_first(judged, needs, overrides),
             *(Rejected(f.name, f.distribution, f.version, (f.reason(),)) for f in faults),
         ),
-        tuple(alternatives(question, needs)),
+        tuple(alternatives(question, needs, usable if here else None)),
     )
 
 
@@ -252,14 +257,32 @@ def _nearest_first(
 _MISSING: Final = (Code.INTERFACE_MISSING, Code.OPERATION_MISSING)
 
 
-def alternatives(question: Question, needs: Sequence[Requirement]) -> Iterator[tuple[str, str]]:
-    """Other devices whose providers fit by their manifests, the arch left open."""
+def alternatives(
+    question: Question,
+    needs: Sequence[Requirement],
+    usable: Callable[[Candidate], bool] | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Other devices whose providers fit by their manifests, the arch left open.
+
+    With `usable` only candidates count that it accepts, and a device of the type that was asked for
+    is one of the others where its index was the matter.
+    """
     open_needs = [replace(need, arch="") for need in needs]
     for device in question.registry.devices():
-        if device == question.device.type:
+        if device == question.device.type and not (usable and question.device.index):
             continue
-        judged = [judge(c, open_needs) for c in question.registry.on(device)]
-        found = assign(judged, open_needs)
+        there = [c for c in question.registry.on(device) if usable is None or usable(c)]
+        found = assign([judge(c, open_needs) for c in there], open_needs)
         if found is not None:
             names = dict.fromkeys(c.name for c in found.choices.values())
             yield device, " + ".join(names)
+
+
+def _usable(candidate: Candidate, asked: str, absent: bool) -> bool:
+    """Whether its libraries are here, and its device where the one that was asked for is absent.
+
+    Otherwise no device is looked for: what manifests refuse is refused without importing anything.
+    """
+    if any(library_reasons(candidate)) or (candidate.manifest.device == asked and not absent):
+        return False
+    return not absent or not isinstance(device_presence(candidate, None), Reason)

@@ -73,7 +73,8 @@ _MODEL_PHRASES: Final[Mapping[Code, str]] = {
 class Refusal:
     """Why a model cannot run on a device: the model's own reasons, then those by candidate.
 
-    `alternatives` are (device, provider) pairs that fit by their manifests.
+    `alternatives` are (device, provider) pairs that fit by their manifests; where the machine was
+    asked, they have their libraries there.
     """
 
     model_type: str

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import platform
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -23,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import proof
 import rows as lines
 import sanitize
 import timing
@@ -55,8 +57,8 @@ def in_parts(function: Any, workers: int, limit: float) -> list[Any]:
     return found
 
 
-def check(workers: int, limit: float) -> tuple[list[dict[str, Any]], bool]:
-    """Run every parity check; the outcomes, and whether all passed."""
+def check(workers: int, limit: float) -> tuple[list[dict[str, Any]], int]:
+    """Run every parity check; the outcomes, and how many workers were lost with theirs."""
     begin, outcomes, lost = time.perf_counter(), [], []
     for part in in_parts(checks.run_part, workers, limit):
         lost += [part] if isinstance(part, str) else []
@@ -69,7 +71,7 @@ def check(workers: int, limit: float) -> tuple[list[dict[str, Any]], bool]:
     say(f"check: {len(outcomes) - len(failed)} passed, {len(failed)} failed, {len(lost)} workers "
         f"lost, {time.perf_counter() - begin:.0f} s")  # fmt: skip
     done = [{"name": o.name, "seconds": o.seconds, "error": o.error} for o in outcomes]
-    return done, not failed and not lost
+    return done, len(lost)
 
 
 def shown(config: Config | None) -> str:
@@ -201,10 +203,18 @@ def host() -> dict[str, float]:
 
 
 def environment() -> dict[str, Any]:
-    """Device and versions."""
-    name = torch.cuda.get_device_name(0)
-    return {"device": name, "torch": torch.__version__, "triton": triton.__version__,
-            "cuda": torch.version.cuda, "date": time.strftime("%Y-%m-%d %H:%M")}  # fmt: skip
+    """Device, versions, and which declarations the run is of."""
+    major, minor = torch.cuda.get_device_capability(0)
+    return {
+        "device": torch.cuda.get_device_name(0),
+        "arch": f"sm_{major}{minor}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "declarations": {manifest.name: manifest.digest() for manifest in proof.MANIFESTS},
+    }
 
 
 def main() -> int:
@@ -228,7 +238,8 @@ def main() -> int:
         target.write_text(json.dumps(report, indent=1))
 
     if args.check:
-        report["check"], passed = check(args.workers, args.check_limit)
+        report["check"], report["lost"] = check(args.workers, args.check_limit)
+        passed = not report["lost"] and not any(each["error"] for each in report["check"])
         save()
     if args.sanitize:
         report["sanitize"], clean = sanitize.run(say)

@@ -1,4 +1,9 @@
-"""Turn the parity checks of a device run into the report that proofs in a manifest name."""
+"""Turn the parity checks of a device run into the report that proofs in a manifest name.
+
+The run says on which arch it ran and which declarations it is of; where these are no longer the
+declarations of the code, nothing is written. Older runs say neither: then the report lists what was
+assumed.
+"""
 
 import argparse
 import json
@@ -10,6 +15,10 @@ from typing import Any
 from hal_cuda.hopper.plugin import MANIFEST as HOPPER
 from hal_cuda.plugin import MANIFEST
 from hal_registry import Manifest
+
+MANIFESTS = (MANIFEST, HOPPER)
+RECORDED = ("arch", "python", "declarations")
+"""What a run has to say of itself, so that its report assumes nothing."""
 
 NAMES = {"cuda.triton": {"delta.": "delta_rule."}, "cuda.hopper": {"hopper.": "delta_rule."}}
 """How a provider's checks abbreviate its interfaces."""
@@ -40,30 +49,45 @@ def operations(checks: list[dict[str, Any]], manifest: Manifest) -> dict[str, An
     return {name: {**of["counts"], "dtypes": of["dtypes"]} for name, of in sorted(found.items())}
 
 
-def report(run: dict[str, Any], python: str) -> dict[str, Any]:
-    """The report of one run, with the digests of the declarations as they are now."""
-    environment = run["environment"]
+def mismatches(run: dict[str, Any]) -> list[str]:
+    """Why a run proves nothing of the declarations as they are now."""
+    recorded = run["environment"].get("declarations")
+    if recorded is None:
+        return []
+    return [
+        f"{manifest.name}: the run is of declaration {recorded.get(manifest.name, 'none')}, "
+        f"the code has {manifest.digest()}; run the checks again"
+        for manifest in MANIFESTS
+        if recorded.get(manifest.name) != manifest.digest()
+    ]
+
+
+def report(run: dict[str, Any], **given: str) -> dict[str, Any]:
+    """The report of one run; `given` is what to assume where the run does not say it."""
+    environment = {**given, **run["environment"]}
     failed = sum(1 for check in run["check"] if check["error"])
     return {
         "schema": 1,
         "date": environment["date"].split()[0],
-        "complete": True,
+        "complete": not run.get("lost"),
+        "assumed": [name for name in RECORDED if name not in run["environment"]],
         "checks": {"passed": len(run["check"]) - failed, "failed": failed},
-        "providers": [provider(run, python, manifest) for manifest in (MANIFEST, HOPPER)],
+        "providers": [provider(run, environment, manifest) for manifest in MANIFESTS],
     }
 
 
-def provider(run: dict[str, Any], python: str, manifest: Manifest) -> dict[str, Any]:
+def provider(
+    run: dict[str, Any], environment: dict[str, Any], manifest: Manifest
+) -> dict[str, Any]:
     """What the run says of one provider."""
-    environment = run["environment"]
-    versions = {"python": python, "torch": environment["torch"], "triton": environment["triton"]}
+    versions = {name: environment[name] for name in ("python", "torch", "triton")}
     return {
         "provider": manifest.name,
         "digest": manifest.digest(),
         "versions": versions,
         "device": {
             "type": manifest.device,
-            "arch": "sm_90",
+            "arch": environment["arch"],
             "level": "hardware",
             "machine": environment["device"],
         },
@@ -74,12 +98,19 @@ def provider(run: dict[str, Any], python: str, manifest: Manifest) -> dict[str, 
 
 def main() -> int:
     """Write the report beside the others."""
-    p = argparse.ArgumentParser(description=__doc__)
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("run", help="h200.json of a run with --check")
     p.add_argument("target", help="the report to write")
-    p.add_argument("--python", default="3.12", help="version of Python on the device")
+    p.add_argument("--python", default="3.12", help="version of Python, where the run has none")
+    p.add_argument("--arch", default="sm_90", help="arch of the device, where the run has none")
     args = p.parse_args()
-    found = report(json.loads(Path(args.run).read_text()), args.python)
+    run = json.loads(Path(args.run).read_text())
+    if wrong := mismatches(run):
+        sys.stderr.write("\n".join(wrong) + "\n")
+        return 1
+    found = report(run, python=args.python, arch=args.arch)
+    if found["assumed"]:
+        sys.stderr.write(f"the run does not say: {', '.join(found['assumed'])}; assumed\n")
     Path(args.target).write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

@@ -1,7 +1,7 @@
 """`hal matrix`: which families run on which devices with what is installed, and how proved."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -137,7 +137,21 @@ def _page(found: Mapping[str, Mapping[str, Explanation]], registry: Registry) ->
     yield "rest on a report of the conformance kit, which `make report PROVIDER=NAME` makes anew; a"
     yield "test holds it against the manifest."
     yield ""
-    yield from markdown(PROOF_HEADER, [row for c in registry.candidates for row in _proofs(c)])
+    yield from markdown(
+        PROOF_HEADER, _grouped(row for c in registry.candidates for row in _proofs(c))
+    )
+
+
+def _grouped(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Proofs that differ in dtype and arch alone as one row that lists both."""
+    lists: dict[tuple[str, ...], tuple[dict[str, None], dict[str, None]]] = {}
+    for provider, operation, dtype, arch, *rest in rows:
+        dtypes, arches = lists.setdefault((provider, operation, *rest), ({}, {}))
+        dtypes[dtype] = arches[arch] = None
+    return [
+        (provider, operation, ", ".join(dtypes), ", ".join(arches), *rest)
+        for (provider, operation, *rest), (dtypes, arches) in lists.items()
+    ]
 
 
 def _plain(found: Mapping[str, Mapping[str, Explanation]], registry: Registry) -> dict[str, Any]:

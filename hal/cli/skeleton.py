@@ -97,7 +97,7 @@ FILES: Final[Mapping[str, str]] = MappingProxyType(
         "{package}/__init__.py": '"""Provider of hal for {device}."""\n',
         "{package}/plugin.py": PLUGIN,
         "{package}/provider.py": PROVIDER,
-        "tests/test_{device}.py": TEST,
+        "tests/test_{device}_{flavour}.py": TEST,
     }
 )
 """Templates by path; paths have the same fields."""

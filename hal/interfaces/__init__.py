@@ -6,6 +6,10 @@ its end state in `state[dst[i]]` if `dst[i] >= 0` and the row has tokens. A row 
 a no-op. Pad tokens (at or after `query_start_loc[B]`) and pad rows get exactly zero. Only
 addressed slots are written.
 
+`max_len` is a host integer, an upper bound of the rows' lengths for the grid of a launch and never
+read back; rows may all be shorter. In verify it is at most the width that scratch was made for.
+Several rows may start from one `src` as long as no other row writes it.
+
 B rows, T packed tokens, S slots including the reserved slot 0, C conv channels, W conv width,
 H and HV key and value heads, K and V their dims. `act` is the activation dtype.
 """

@@ -41,7 +41,10 @@ class ConvState(Protocol):
     def begin(
         self, src: Tensor, dst: Tensor, start: Tensor, query_start_loc: Tensor, max_len: int
     ) -> None:
-        """Resolve the step's indices: src, dst, start i32 `[B]`, query_start_loc i32 `[B+1]`."""
+        """Resolve the step's indices: src, dst, start i32 `[B]`, query_start_loc i32 `[B+1]`.
+
+        The tensors are kept, not copied; a step may have no rows. `max_len` is an upper bound.
+        """
         ...
 
     def step(self, layer_id: int) -> ConvStep:

@@ -45,7 +45,10 @@ class Provider(Protocol):
     ) -> Sequence[Scratch]:
         """The tensors that `interface` needs for verify steps of `width` tokens a row.
 
-        `shapes` holds a layer's state shapes by name, without the slot axis.
+        `shapes` holds a layer's state shapes by name, without the slot axis. Steps may have fewer
+        rows than `max_batch` and a smaller `max_len` than `width`. Verify writes there and keeps
+        nothing in the provider: other layers verify before this one's commit, which may come
+        several times and leaves the scratch as it is.
         """
         ...
 

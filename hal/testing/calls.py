@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hal.testing import edits
 from hal.testing.compare import agree, same_bits, same_pools
+from hal.testing.drafts import call_of
 from hal.testing.metric import by_head, worst
 from hal.testing.rows import NAN, clone_view, i32
 
@@ -28,14 +29,14 @@ class Calls:
     """Tests of single operations at their plain trial."""
 
     def test_rows_without_tokens_change_nothing(
-        self, hal_subject: Subject, prefill_trial: Trial
+        self, hal_subject: Subject, packed_trial: Trial
     ) -> None:
         """Empty rows with live slots: leading, between, trailing, and nothing else at all."""
-        call = hal_subject.call(prefill_trial)
+        call = call_of(hal_subject, packed_trial)
         kinds = [(0, "fork"), (3, "fork"), (0, "continue"), (0, "fork"), (4, "fork"), (0, "fork")]
-        case = edits.with_free(prefill_trial.case(kinds, pads=2))
-        case.check(call, prefill_trial.kind)
-        empty = edits.with_free(prefill_trial.case([(0, "continue"), (0, "fork")], pads=3))
+        case = edits.with_free(packed_trial.case(kinds, pads=2))
+        case.check(call, packed_trial.kind)
+        empty = edits.with_free(packed_trial.case([(0, "continue"), (0, "fork")], pads=3))
         got, pools = empty.run_all(call)
         assert not got.any(), "pads are not zero"
         assert same_pools(pools, {name: empty.args[name] for name in empty.pools}), (
@@ -44,7 +45,7 @@ class Calls:
 
     def test_no_rows_give_an_empty_result(self, hal_subject: Subject, trial: Trial) -> None:
         """B = 0 and T = 0 are legal."""
-        call, full = hal_subject.call(trial), trial.case()
+        call, full = call_of(hal_subject, trial), trial.case()
         case = edits.without_rows(full)
         got, pools = case.run_all(call)
         assert got.shape == (0, *full.run(call)[0].shape[1:])
@@ -57,7 +58,7 @@ class Calls:
         smaller pieces, and partial sums are then others. NaN lies beside every slice, and memory
         between slots keeps its bits.
         """
-        call = hal_subject.call(strided_trial)
+        call = call_of(hal_subject, strided_trial)
         for gap in (1, 8):
             strided_trial.case(gap=gap, strided=True).check(call, strided_trial.kind)
 
@@ -65,7 +66,7 @@ class Calls:
         self, hal_subject: Subject, trial: Trial
     ) -> None:
         """`out` of any strides gets all of the result, and nothing beside it."""
-        call, case = hal_subject.call(trial), trial.case()
+        call, case = call_of(hal_subject, trial), trial.case()
         want, _ = case.run(call)
         wide = torch.full((*want.shape[:-1], 2 * want.shape[-1]), NAN, dtype=want.dtype)
         for out in (torch.full_like(want, NAN), wide[..., ::2]):
@@ -96,7 +97,7 @@ class Calls:
 
     def test_two_runs_give_the_same_bits(self, hal_subject: Subject, trial: Trial) -> None:
         """No result depends on the order in which a device happens to work."""
-        call, case = hal_subject.call(trial), trial.case()
+        call, case = call_of(hal_subject, trial), trial.case()
         (one, ends), (two, again) = case.run_all(call), case.run_all(call)
         assert same_bits(one, two)
         assert same_pools(ends, again)
@@ -135,7 +136,7 @@ class Calls:
                 pools[each][far] = near[case.rows.src[0]].to(pools[each].device)
             pool, ids = pools[name], i32(far)
             moved = case.replace(**pools, src=ids, dst=ids)
-            got = hal_subject.call(trial)(**moved.args, **moved.options)
+            got = call_of(hal_subject, trial)(**moved.args, **moved.options)
             want, ends = case.expect()
             limits = case.limits(trial.kind)
             end = case.held(name, ends)[0]
@@ -150,7 +151,7 @@ class Calls:
         self, hal_subject: Subject, trial: Trial
     ) -> None:
         """ValueError or TypeError with the operation's name and both sizes; no state changes."""
-        call, case = hal_subject.call(trial), trial.case()
+        call, case = call_of(hal_subject, trial), trial.case()
         for label, args, words in _mistakes(case):
             wrong = case.replace(**args)
             pools = {name: clone_view(wrong.args[name]) for name in wrong.pools}

@@ -104,7 +104,8 @@ class Case:
         """What the oracle says, for all states."""
         if self.oracle is not None:
             return self.oracle(**self.args, **self.options)
-        oracle = getattr(reference, self.operation.replace(".", "_"))
+        name = self.operation.replace("verify", "prefill")  # all drafts, one after the other
+        oracle = getattr(reference, name.replace(".", "_"))
         named = {"layout": self.layout} if self.layout != "PN" else {}
         result, state = oracle(**self.args, **self.options, **named)
         return result, {self.pools[0]: state}

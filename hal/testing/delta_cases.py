@@ -27,6 +27,8 @@ class Delta:
     log_g: float | None = None
     scale: float = 1.0
     qk_l2norm: bool = True
+    tail: bool = False
+    """Whether raw gates lie about 10, up to where softplus is linear, and decay slowly."""
 
 
 def make_gate(dims: Delta, gen: torch.Generator) -> Gate | None:
@@ -36,7 +38,8 @@ def make_gate(dims: Delta, gen: torch.Generator) -> Gate | None:
     shape = (dims.HV,) if dims.gate is GateKind.SCALAR else (dims.HV, dims.K)
     dt = torch.exp(torch.rand(shape, generator=gen) * 4.6 - 6.9)
     bound = -5.0 if dims.gate is GateKind.SAFE else None
-    A_log = torch.log(1 + 15 * torch.rand(dims.HV, generator=gen))
+    rates = 1 + 15 * torch.rand(dims.HV, generator=gen)
+    A_log = torch.log(rates / 400 if dims.tail else rates)
     bias = dt + torch.log(-torch.expm1(-dt))
     return Gate(dims.gate, A_log, bias, bound, dims.beta_scale)
 
@@ -47,6 +50,8 @@ def _raw_gates(
     channel = dims.per_channel or dims.gate in (GateKind.CHANNEL, GateKind.SAFE)
     shape = (tokens, dims.HV, dims.K) if channel else (tokens, dims.HV)
     a = torch.randn(shape, generator=gen)
+    if dims.tail:
+        a = 10 + 8 * a
     b = torch.randn(tokens, dims.HV, generator=gen) * (2 if dims.hard else 1)
     if dims.gate is not None:
         return a.to(dtype), b.to(dtype)

@@ -25,6 +25,11 @@ class Examined:
     plan: Plan = field(default_factory=Plan)
     problem: str = ""
 
+    @property
+    def arch(self) -> str:
+        """The arch of the device that was found, or nothing."""
+        return self.subject.presence.arch if isinstance(self.subject, Subject) else ""
+
     def tests(self, operation: str) -> bool:
         """Whether an offered operation has at least one case."""
         interface, _, verb = operation.partition(".")
@@ -64,19 +69,44 @@ def _pairs(examined: Examined) -> list[tuple[Trial, Trial]]:
     ]
 
 
+def _drafts(examined: Examined) -> list[Trial]:
+    """The first trial of each verify operation."""
+    first: dict[str, Trial] = {}
+    for trial in examined.plan.verify:
+        first.setdefault(trial.operation, trial)
+    return [*first.values()]
+
+
+def _with_feature(examined: Examined, word: str) -> list[Trial]:
+    """The first trial of each operation that declares a feature."""
+    trials = (*examined.plan.base.values(), *_drafts(examined))
+    return [trial for trial in trials if word in trial.offer.features]
+
+
+def _first_of_each_dtype(trials: list[Trial]) -> list[Trial]:
+    """One trial for every operation and dtype."""
+    first: dict[tuple[str, str], Trial] = {}
+    for trial in trials:
+        first.setdefault((trial.operation, trial.settings["dtype"]), trial)
+    return [*first.values()]
+
+
 def _of(values: Callable[[Candidate], list[Any]]) -> Callable[[Examined], list[Any]]:
     return lambda examined: values(examined.candidate) if examined.candidate else []
 
 
 PARAMETERS: Final[Mapping[str, Callable[[Examined], list[Any]]]] = {
     "any_trial": lambda e: e.plan.trials,
-    "trial": lambda e: [*e.plan.base.values()],
+    "trial": lambda e: [*e.plan.base.values(), *_drafts(e)],
+    "packed_trial": lambda e: [t for t in e.plan.base.values() if not t.decode] + _drafts(e),
+    "dtype_trial": lambda e: _first_of_each_dtype([*e.plan.trials, *e.plan.verify]),
     "prefill_trial": lambda e: [t for t in e.plan.base.values() if not t.decode],
     "decode_trial": lambda e: [t for t in e.plan.base.values() if t.decode],
-    "strided_trial": lambda e: [t for t in e.plan.base.values() if "strided" in t.offer.features],
+    "strided_trial": lambda e: _with_feature(e, "strided"),
+    "graph_trial": lambda e: _with_feature(e, "graph"),
     "track_trial": lambda e: [t for t in e.plan.base.values() if t.offer.track and not t.decode],
     "verify_trial": lambda e: e.plan.verify,
-    "plain_verify_trial": lambda e: [t for t in e.plan.verify if t.label == "plain"],
+    "plain_verify_trial": _drafts,
     "pair": _pairs,
     "joint": lambda e: e.plan.refused,
     "offered": _of(lambda c: [*c.manifest.offers]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final
@@ -15,12 +15,11 @@ from hal.testing.case import Case
 from hal.testing.conv_cases import conv_case, short_conv_case
 from hal.testing.delta_cases import Delta, delta_case
 from hal.testing.fused_cases import decode_fused_case, prefill_fused_case
+from hal.testing.joint import CHUNK_EDGES, Batch, large, pairwise
 from hal.testing.rows import Rows, make_rows
 from hal.testing.scan_cases import Scan, scan_case
 from hal.testing.sheets import SHEETS, Settings, Sheet, common, states_with
 from hal_registry import Candidate, Manifest, Offer, Requirement, interface_of, judge
-
-Batch = Sequence[tuple[int, str]]
 
 PACKED: Final = (
     (5, "fork"),
@@ -33,10 +32,13 @@ PACKED: Final = (
     (3, "fresh"),
     (2, "continue"),
     (1, "score"),
+    (4, "twin"),
+    (0, "pad"),
 )
-TOKENS: Final = tuple((1, k) for k in ("fork", "pad", "continue", "fresh", "stateless", "pad"))
-CHUNK_EDGES: Final = ((63, "fork"), (64, "fresh"), (65, "continue"), (130, "fork"))
-WITHOUT_NONE: Final = frozenset({"continue", "fork"})
+TOKENS: Final = tuple(
+    (1, k) for k in ("fork", "pad", "continue", "fresh", "stateless", "twin", "pad")
+)
+WITHOUT_NONE: Final = frozenset({"continue", "fork", "twin"})
 """Kinds of rows that have both slots."""
 
 ADMISSIONS: Final = frozenset({"tf32"})
@@ -65,6 +67,12 @@ class Trial:
         return self.operation.endswith((".decode", ".decode_fused"))
 
     @property
+    def room(self) -> int:
+        """The width that scratch is asked for: a declared one above the drafts', if there is."""
+        width: int = self.settings["verify_width"]
+        return max(w for w in self.offer.verify_widths if w <= 2 * width + 1)
+
+    @property
     def kind(self) -> str:
         """The class of limits that the operation is held to."""
         interface, _, verb = self.operation.partition(".")
@@ -87,18 +95,20 @@ class Trial:
 
     def case(self, batch: Batch = (), *, seed: int = 0, pads: int = 3, **changes: Any) -> Case:
         """A case of these settings over a batch of (length, kind) rows."""
-        rows = batch or self.batch or (TOKENS if self.decode else PACKED)
         settings = {**self.settings, **changes}
         settings.pop("verify", None)
+        rows = batch or self.batch or (TOKENS if self.decode else PACKED)
         if width := settings.pop("verify_width", None):
-            rows = batch or verify_batch(width)
+            most = max(self.offer.verify_widths)
+            rows = [(min(n, most), kind) for n, kind in batch or self.batch or verify_batch(width)]
         if "negative_slots" not in self.offer.features:
             rows = [row for row in rows if row[1] in WITHOUT_NONE]
         made = make_rows(rows, seed=seed, pads=0 if self.decode else pads, spare=12)
         made = replace(made, slots=made.slots + 1)  # nobody's slot is where index -1 leads
         if track := settings.pop("track", None):
             settings["track"] = track_points(made, track)
-        return BUILDERS[self.operation](made, seed=seed, **_arguments(self.operation, settings))
+        case = BUILDERS[self.operation](made, seed=seed, **_arguments(self.operation, settings))
+        return replace(case, operation=self.operation)
 
 
 def track_points(rows: Rows, grid: int) -> torch.Tensor:
@@ -151,7 +161,8 @@ def _scan(rows: Rows, *, state_dtype: torch.dtype, layout: str, **settings: Any)
 def verify_batch(width: int) -> Batch:
     """Rows of at most `width` drafts: full ones, shorter ones, and one without a draft."""
     full = tuple((width, kind) for kind in ("continue", "fork", "stateless"))
-    return (*full, (1, "fork"), (0, "fork"), (max(1, width - 1), "fresh"))
+    ends = ((max(1, width - 1), "fresh"), (width, "twin"), (0, "pad"))
+    return (*full, (1, "fork"), (0, "fork"), *ends)
 
 
 BUILDERS: Final[Mapping[str, Callable[..., Case]]] = {
@@ -244,12 +255,18 @@ class Plan:
 
 
 def _variations(base: Trial, sheet: Sheet) -> Iterator[Trial]:
-    """The base with one declared field changed at a time; longer rows where a state may chunk."""
+    """The base with a declared field or two changed, and sizes beyond those of the base."""
     offer, settings = base.offer, base.settings
     prefill = not base.decode and "verify" not in settings
     for label, changes in (*common(offer, settings), *sheet.axes(offer, settings)):
         if prefill or "track" not in changes:
             yield replace(base, label=label, settings={**settings, **changes})
+    for label, changes, batch in (
+        *large(base.operation, offer, settings),
+        *pairwise(offer, settings),
+    ):
+        if prefill or not (batch == CHUNK_EDGES or "track" in changes):
+            yield replace(base, label=label, settings={**settings, **changes}, batch=batch)
     if prefill:
         yield replace(base, label="chunk edges", batch=CHUNK_EDGES)
         for grid in (grid for grid in members(offer.track) if grid > 32):

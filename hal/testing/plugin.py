@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hal_registry import Candidate
 
 ABSENT = pytest.StashKey[str]()
+FACTS = pytest.StashKey[dict[str, Any]]()
 NEVER_SKIPPED = (
     "the kit skips nothing but an absent device, and expects failures only by expected_failures"
 )
@@ -66,18 +67,56 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Drop tests without a value, mark expected failures, and note provider and operation."""
     mine = [(item, suite) for item in items if (suite := _suite(getattr(item, "cls", None)))]
     empty = {item for item, _ in mine if None in _values(item).values()}
-    for suite in {suite for _, suite in mine}:
-        names = {item.name for item, owner in mine if owner is suite}
-        if unknown := set(suite.expected_failures) - names:
-            raise pytest.UsageError(f"{suite.__name__}: no test is called {sorted(unknown)}")
+    facts = {suite: _facts(suite) for suite in {suite for _, suite in mine}}
+    for suite in facts:
+        _check(suite, items[0].config, {item.name for item, owner in mine if owner is suite})
     for item, suite in mine:
         if item in empty:
             continue
         item.user_properties.append((KEY, _key(suite, _values(item))))
+        item.stash[FACTS] = {**facts[suite], "test": item.name if _kits(item) else ""}
         if item.name in suite.expected_failures:
             issue = suite.expected_failures[item.name]
             item.add_marker(pytest.mark.xfail(reason=issue, strict=True))
     items[:] = [item for item in items if item not in empty]
+
+
+def _check(suite: Any, config: pytest.Config, names: set[str]) -> None:
+    """What a suite says of itself can be held: its tests are the kit's, its device is real."""
+    from hal.testing.guard import SAME, changes
+    from hal.testing.suite import TESTS
+
+    if changed := changes(suite, TESTS):
+        raise pytest.UsageError(f"{suite.__name__} redefines {', '.join(changed)}: {SAME}")
+    if unknown := set(suite.expected_failures) - names:
+        raise pytest.UsageError(f"{suite.__name__}: no test is called {sorted(unknown)}")
+    if suite.stand_in and config.getoption("--hal-require-device"):
+        raise pytest.UsageError(
+            f"{suite.__name__}: --hal-require-device was given, and {suite.stand_in} stands in for "
+            f"the device of {suite.provider}; leave one of the two out"
+        )
+
+
+def _facts(suite: Any) -> dict[str, Any]:
+    """What every result of a suite carries into the report, also from a worker's process."""
+    from hal.testing.examined import examine
+    from hal.testing.guard import total
+    from hal.testing.report import origin
+    from hal.testing.suite import TESTS
+
+    examined = examine(suite)
+    return {
+        "suite": f"{suite.__module__}.{suite.__qualname__}",
+        "planned": total(examined, TESTS),
+        "origin": origin(examined, suite.provider, suite.stand_in),
+    }
+
+
+def _kits(item: pytest.Item) -> bool:
+    """Whether a suite's test is one of the kit, and not one that a vendor adds."""
+    from hal.testing.suite import TESTS
+
+    return getattr(item, "originalname", "") in TESTS
 
 
 def _values(item: pytest.Item) -> dict[str, Any]:
@@ -125,6 +164,20 @@ def hal_subject(request: pytest.FixtureRequest, hal_examined: Examined) -> Subje
     pytest.skip(subject.reason)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Fail a test of the kit that is not called as the kit wrote it."""
+    suite = _suite(pyfuncitem.cls)
+    if suite is None or not _kits(pyfuncitem):
+        return
+    from hal.testing.guard import SAME, foreign
+    from hal.testing.suite import TESTS
+
+    test = pyfuncitem.originalname
+    if name := foreign(suite, test, TESTS, pyfuncitem.obj, pyfuncitem.funcargs):
+        pytest.fail(f"{name} was replaced: {SAME}", pytrace=False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -132,6 +185,8 @@ def pytest_runtest_makereport(
     """A test of the kit that is skipped or expected to fail in any other way has failed."""
     report = yield
     suite = _suite(getattr(item, "cls", None))
+    if FACTS in item.stash:
+        vars(report)["hal"] = item.stash[FACTS]
     if suite is None or ABSENT in item.stash or item.name in suite.expected_failures:
         return report
     vars(report).pop("wasxfail", None)
@@ -153,10 +208,7 @@ class _Recorder:
         if key is not None and (report.when == "call" or not report.passed):
             outcome = report.outcome if getattr(report, "wasxfail", None) is None else "expected"
             self.tally.add(tuple(key), outcome)
-
-    def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        """A run of a part is not a certificate."""
-        self.tally.deselected += len(items)
+            self.tally.note(tuple(key), vars(report)["hal"])
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

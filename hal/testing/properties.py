@@ -9,6 +9,7 @@ import torch
 
 from hal.testing import edits
 from hal.testing.compare import agree, same_bits, same_pools, twice
+from hal.testing.drafts import call_of
 from hal.testing.rows import NAN, changed_outside
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Invariances:
         self, hal_subject: Subject, pair: tuple[Trial, Trial]
     ) -> None:
         """Decode continues what prefill left, also from a state shorter than the window."""
-        prefill, decode = (hal_subject.call(trial) for trial in pair)
+        prefill, decode = (call_of(hal_subject, trial) for trial in pair)
         for length in (2, 3, 65):
             case = pair[0].case([(length, "fork")], pads=0)
             want, ends = case.expect_all()
@@ -61,7 +62,7 @@ class Invariances:
         self, hal_subject: Subject, trial: Trial
     ) -> None:
         """Batch invariance: alone, reversed, and without the rows that have no tokens."""
-        call, case = hal_subject.call(trial), trial.case()
+        call, case = call_of(hal_subject, trial), trial.case()
         together, ends = case.run_all(call)
         count = len(case.rows.src)
         for rows in (*([row] for row in range(count)), range(count)[::-1], edits.filled(case)):
@@ -73,7 +74,7 @@ class Invariances:
 
     def test_what_pads_hold_changes_no_bit(self, hal_subject: Subject, trial: Trial) -> None:
         """Pad invariance: NaN, infinity and zeros in the pads give the same bits, pads zero."""
-        call, case = hal_subject.call(trial), trial.case()
+        call, case = call_of(hal_subject, trial), trial.case()
         want, ends = edits.with_pads(case, 0.0).run_all(call)
         pads = [t for t in range(len(want)) if t not in case.rows.live(decode=case.decode)]
         for value in (NAN, float("inf")):
@@ -84,7 +85,7 @@ class Invariances:
 
     def test_which_slots_rows_hold_changes_no_bit(self, hal_subject: Subject, trial: Trial) -> None:
         """Slot invariance: rows are found by their slot ids, whatever these are."""
-        call, case = hal_subject.call(trial), trial.case()
+        call, case = call_of(hal_subject, trial), edits.with_free(trial.case())
         order = [0, *range(2, case.rows.slots), 1]
         moved = edits.with_slots(case, order)
         want, ends = case.run_all(call)
@@ -96,7 +97,7 @@ class Invariances:
 
     def test_only_addressed_slots_change(self, hal_subject: Subject, trial: Trial) -> None:
         """Write set: finite sentinels in free slots, sources and between slots keep their bits."""
-        call = hal_subject.call(trial)
+        call = call_of(hal_subject, trial)
         gap = 2 if "strided" in trial.offer.features else 0
         for case in (edits.with_free(trial.case()), edits.with_free(trial.case(gap=gap))):
             before = {name: value.clone() for name, value in case.tokens.items()}
@@ -111,7 +112,7 @@ class Invariances:
         self, hal_subject: Subject, trial: Trial
     ) -> None:
         """What the previous tenant left, NaN or finite, changes no bit of a fresh row."""
-        call, case = hal_subject.call(trial), trial.case()
+        call, case = call_of(hal_subject, trial), trial.case()
         want, ends = case.run_all(call)
         got, pools = edits.with_free(case).run_all(call)
         assert same_bits(got, want), "a result depends on what a slot held before"
@@ -121,7 +122,7 @@ class Invariances:
 
     def test_nan_of_a_row_reaches_no_other(self, hal_subject: Subject, trial: Trial) -> None:
         """A row full of NaN leaves the bits of every other row, and their states."""
-        call, case = hal_subject.call(trial), trial.case()
+        call, case = call_of(hal_subject, trial), trial.case()
         want, ends = case.run_all(call)
         for row in (edits.filled(case)[0], edits.filled(case)[-1]):
             got, pools = edits.with_row(case, row, NAN).run_all(call)

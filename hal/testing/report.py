@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from hal_registry import Candidate, default_registry, device_presence
-from hal_registry.probe import Presence
+if TYPE_CHECKING:
+    from hal.testing.examined import Examined
 
 Key = tuple[str, str, str, str]
 """Provider, stand-in, operation ("" for the declaration) and dtype of a test."""
@@ -21,14 +22,26 @@ Key = tuple[str, str, str, str]
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of outcomes by provider, operation and dtype."""
+    """Counts of outcomes by provider, operation and dtype, and what was tested."""
 
     counts: dict[Key, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    deselected: int = 0
+    origins: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    ran: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    planned: dict[str, int] = field(default_factory=dict)
 
     def add(self, key: Key, outcome: str) -> None:
         """Count one result."""
         self.counts[key][outcome] += 1
+
+    def note(self, key: Key, facts: Mapping[str, Any]) -> None:
+        """Keep what a result says of its suite: the tests planned there, and what is tested."""
+        self.planned[facts["suite"]] = facts["planned"]
+        self.ran[facts["suite"]] |= {facts["test"]} - {""}
+        self.origins[key[:2]] = facts["origin"]
+
+    def complete(self) -> bool:
+        """Whether every planned test of the suites has a result, however the others were lost."""
+        return all(len(self.ran[suite]) == planned for suite, planned in self.planned.items())
 
     def providers(self) -> list[tuple[str, str]]:
         """The providers and stand-ins that had tests."""
@@ -44,11 +57,11 @@ class Tally:
         return [name[0] for name in self.providers() if name not in busy]
 
     def to_json(self) -> str:
-        """The report; `complete` says that no test was left out by a selection."""
+        """The report; `complete` says that every planned test has a result in it."""
         found = {
             "schema": 1,
             "date": datetime.now(UTC).date().isoformat(),
-            "complete": not self.deselected,
+            "complete": self.complete(),
             "providers": [self._provider(*name) for name in self.providers()],
         }
         return json.dumps(found, indent=1) + "\n"
@@ -67,8 +80,7 @@ class Tally:
             operations[commit], dtypes[commit] = operations[verify], dtypes[verify]
         return {
             "provider": provider,
-            **_identity(provider),
-            "device": _device(provider, stand_in),
+            **self.origins.get((provider, stand_in), {}),
             "declaration": dict(declaration),
             "operations": {
                 name: {**found, "dtypes": {d: dict(n) for d, n in dtypes[name].items()}}
@@ -77,13 +89,13 @@ class Tally:
         }
 
 
-def _candidate(provider: str) -> Candidate | None:
-    return next((c for c in default_registry().candidates if c.name == provider), None)
+def origin(examined: Examined, provider: str, stand_in: str) -> dict[str, Any]:
+    """Which declaration is tested, from which distribution, with which libraries, and where."""
+    return {**_identity(examined), "device": _device(examined, provider, stand_in)}
 
 
-def _identity(provider: str) -> dict[str, Any]:
-    """Which declaration was tested, from which distribution, with which libraries."""
-    found = _candidate(provider)
+def _identity(examined: Examined) -> dict[str, Any]:
+    found = examined.candidate
     if found is None:
         return {"digest": "", "distribution": "", "version": "", "versions": {}}
     needs = [Requirement(need).name for need in found.manifest.needs]
@@ -103,14 +115,11 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _device(provider: str, stand_in: str) -> dict[str, Any]:
+def _device(examined: Examined, provider: str, stand_in: str) -> dict[str, Any]:
     """Where it ran; a stand-in is no proof by hardware."""
-    found = _candidate(provider)
-    presence = device_presence(found, None) if found and not stand_in else Presence(0)
-    arch = presence.arch if isinstance(presence, Presence) else ""
     return {
         "type": provider.partition(".")[0],
-        "arch": arch,
+        "arch": "" if stand_in else examined.arch,
         "stand_in": stand_in,
         "level": "interpreter" if stand_in else "hardware",
         "machine": platform.machine(),

@@ -71,7 +71,10 @@ class Rows:
 def make_rows(
     rows: Sequence[tuple[int, str]], *, seed: int = 0, pads: int = 0, spare: int = 4
 ) -> Rows:
-    """Give rows of (length, kind) distinct slots in an order that is never the rows' own."""
+    """Give rows of (length, kind) distinct slots in an order that is never the rows' own.
+
+    A "twin" reads the slot of the first "fork" before it.
+    """
     free = torch.randperm(2 * len(rows) + spare, generator=torch.Generator().manual_seed(seed))
     ids = [int(i) + 1 for i in free]
     if ids == sorted(ids):
@@ -80,8 +83,10 @@ def make_rows(
     for i, (_, kind) in enumerate(rows):
         old, new = ids[2 * i], ids[2 * i + 1]
         src.append(-1 if kind in ("fresh", "score", "pad") else old)
-        dst.append({"continue": old, "fresh": new, "fork": new}.get(kind, -1))
+        dst.append({"continue": old, "fresh": new, "fork": new, "twin": new}.get(kind, -1))
         start.append(0 if src[-1] < 0 else 3 + 7 * i)
+        if kind == "twin" and (forks := [row for row in range(i) if rows[row][1] == "fork"]):
+            src[i], start[i] = src[forks[0]], start[forks[0]]
     lengths = tuple(length for length, _ in rows)
     return Rows(lengths, tuple(src), tuple(dst), tuple(start), len(ids) + 1, pads)
 

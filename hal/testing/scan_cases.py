@@ -27,6 +27,8 @@ class Scan:
     dt_bias: bool = True
     D: bool = True
     z: bool = False
+    tail: bool = False
+    """Whether raw dt lies about 10, up to where softplus is linear, and decays slowly."""
 
     @property
     def inner(self) -> tuple[int, ...]:
@@ -46,6 +48,8 @@ def _rates(dims: Scan, gen: torch.Generator) -> dict[str, Tensor | None]:
     dt = torch.exp(torch.rand(heads, generator=gen) * 4.6 - 6.9)
     bias = dt + torch.log(-torch.expm1(-dt))
     A, D = -1 - 15 * torch.rand(shape, generator=gen), 0.5 + torch.rand(heads, generator=gen)
+    if dims.tail:
+        A /= 400
     if dims.kind == "lightning":
         return {"A": A / 32, "D": None, "dt_bias": None}
     return {"A": A, "D": D if dims.D else None, "dt_bias": bias if dims.dt_bias else None}
@@ -62,6 +66,8 @@ def scan_inputs(
     tokens, limited = rows.tokens, dims.dt_limit != (0.0, float("inf"))
     x, z = (torch.randn(tokens, *dims.inner, generator=gen) for _ in range(2))
     dt = torch.randn(tokens, dims.inner[0], generator=gen) * (3 if limited else 1)
+    if dims.tail:
+        dt = 10 + 8 * dt
     B, noise = (torch.randn(tokens, dims.groups, dims.N, generator=gen) for _ in range(2))
     named = {"x": x, "dt": dt, "B": B, "C": B + 0.5 * noise, "z": z}
     absent = {"dt": dims.kind == "lightning", "z": not dims.z}

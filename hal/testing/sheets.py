@@ -80,6 +80,8 @@ def _delta_axes(offer: Offer, base: Settings) -> Axis:
         doubled = {"gate": gate, "beta_scale": 2.0, "hard": True}
         yield f"gate={gate}, shared keys, beta to 2", doubled
         yield f"gate={gate}", {"gate": gate}
+        if not gate.startswith("ready_"):
+            yield f"gate={gate}, tail", {"gate": gate, "tail": True}
         if gate.startswith("ready_"):
             yield from ((f"gate={gate}, g={g}", {**doubled, "log_g": g}) for g in (-1e-3, -1e-4))
     for pair in pairs(offer.head_dims):
@@ -135,6 +137,8 @@ def _scan_axes(offer: Offer, base: Settings) -> Axis:
     for kind in offer.kinds:
         yield f"kind={kind}", {"kind": kind}
         yield f"kind={kind}, z", {"kind": kind, "z": True}
+        if kind != "lightning":
+            yield f"kind={kind}, tail", {"kind": kind, "tail": True}
         limits = ((0.0, 0.1), (0.5, float("inf"))) if kind != "lightning" else ()
         for limit in limits:
             yield f"kind={kind}, dt in {limit[0]}..{limit[1]}", {"kind": kind, "dt_limit": limit}

@@ -47,7 +47,7 @@ class Subject:
         presence = device_presence(candidate, None)
         if isinstance(presence, Reason):
             return Absent(str(presence))
-        return cls(candidate, candidate.manifest.device, presence)
+        return cls(candidate, Device(candidate.manifest.device).torch_name, presence)
 
     def provider(self, layouts: Mapping[str, str]) -> Provider:
         """The provider built for these layouts."""
@@ -87,7 +87,7 @@ class _Moved:
     def run(self, **args: Any) -> Any:
         """Call on the device; whatever the provider wrote to an argument is written back."""
         there = {name: _there(value, self.place) for name, value in args.items()}
-        result = self.method(**self._prepared(there))
+        result = self.method(**prepared(self.provider, there))
         if self.place == HERE:
             return result
         for name, value in args.items():
@@ -96,14 +96,15 @@ class _Moved:
             return args.get("out")  # commit gives nothing and takes no `out`
         return result.cpu()
 
-    def _prepared(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Conv weights as the provider lays them out at bind."""
-        for weight, bias in _WEIGHTS:
-            if weight in args:
-                given = {"conv_weight": args[weight], "conv_bias": args[bias]}
-                ready = self.provider.prepare(given)
-                args = {**args, weight: ready["conv_weight"], bias: ready["conv_bias"]}
-        return args
+
+def prepared(provider: Provider, args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with conv weights as the provider lays them out at bind."""
+    for weight, bias in _WEIGHTS:
+        if weight in args:
+            given = {"conv_weight": args[weight], "conv_bias": args[bias]}
+            ready = provider.prepare(given)
+            args = {**args, weight: ready["conv_weight"], bias: ready["conv_bias"]}
+    return args
 
 
 def _flat(view: Tensor) -> Tensor:

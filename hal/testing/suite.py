@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -15,18 +16,18 @@ import torch
 from hal.binding import Examination
 from hal.cli.matrix import example
 from hal.device import Device
-from hal.errors import StepOrderError
 from hal.runtime.pool import RESERVED, Pool
 from hal.testing import refusals
 from hal.testing.calls import Calls
+from hal.testing.guard import SAME, changes
+from hal.testing.limits import Bounds
 from hal.testing.properties import Invariances
-from hal.testing.rows import i32
+from hal.testing.replays import Graphs
+from hal.testing.sidecar import Sidecar, layouts_of
 from hal.testing.verification import Verification
 from hal_registry import Assignment, Candidate, Code, Registry, interface_of, judge
-from hal_registry.vocabulary import LAYOUTS, states_of
 
 if TYPE_CHECKING:
-    from hal.interfaces import ConvState
     from hal.testing.examined import Examined
     from hal.testing.plan import Trial
     from hal.testing.refusals import Beyond
@@ -55,7 +56,7 @@ class Declaration:
 
     def test_its_plugin_imports_no_torch(self, hal_candidate: Candidate) -> None:
         """Judging works everywhere, so that the module with the manifest is light."""
-        module = _plugin_module(hal_candidate)
+        module = hal_candidate.module or "hal_registry"  # one that was given has no plugin
         code = _LIGHT.format(module=module)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
@@ -70,7 +71,7 @@ class Declaration:
         here = replace(hal_subject.candidate, manifest=replace(manifest, needs=(), probe=""))
         judged = judge(here, [_bare(op) for op in manifest.offers])
         examine = Examination(Device(manifest.device))
-        for layouts in _layouts(hal_subject.candidate):
+        for layouts in layouts_of(hal_subject.candidate):
             choices = dict.fromkeys(manifest.offers, here)
             found = examine(judged, (), Assignment(choices, layouts, {}))
             assert not any(found.values()), "; ".join(str(r) for rs in found.values() for r in rs)
@@ -78,7 +79,7 @@ class Declaration:
 
     def test_an_unknown_layout_is_refused(self, hal_subject: Subject) -> None:
         """A provider that ignores the layouts it is built for would read states transposed."""
-        first = _layouts(hal_subject.candidate)[0]
+        first = layouts_of(hal_subject.candidate)[0]
         for state in first:
             try:
                 hal_subject.provider({**first, state: UNKNOWN})
@@ -166,38 +167,13 @@ class Declaration:
                 raise AssertionError(f"it was selected without {cause}")
 
 
-class Sidecar:
-    """Tests of the conv-state sidecar, where it is offered."""
-
-    def test_the_sidecar_pairs_tensors_with_the_indices_of_the_step(
-        self, hal_subject: Subject, sidecar: str
-    ) -> None:
-        """All layers see the same index objects; the tensors are the pool's own."""
-        held = {layer: (torch.zeros(4, 6, 2, device=hal_subject.place),) for layer in (3, 0)}
-        state = _sidecar(hal_subject)
-        state.attach(held)
-        _raises(StepOrderError, lambda: state.step(3))
-        for ids in (((2, -1), (1, 3), (5, 0)), ((3, 1), (3, -1), (0, 9))):
-            src, dst, start, bounds = (i32(*v).to(hal_subject.place) for v in (*ids, (0, 1, 4)))
-            state.begin(src, dst, start, bounds, 3)
-            steps = [state.step(layer) for layer in held]
-            for step, tensors in zip(steps, held.values(), strict=True):
-                found = (step.src, step.dst, step.start, step.query_start_loc)
-                shared = (steps[0].src, steps[0].dst, steps[0].start, steps[0].query_start_loc)
-                assert [t.tolist() for t in found] == [*map(list, ids), [0, 1, 4]]
-                assert all(one is two for one, two in zip(found, shared, strict=True))
-                assert all(a is b for a, b in zip(step.tensors, tensors, strict=True))
-                assert step.max_len == 3
-        _raises(ValueError, lambda: state.step(7))
-
-
-class ProviderSuite(Declaration, Sidecar, Invariances, Calls, Verification):
+class ProviderSuite(Declaration, Sidecar, Invariances, Calls, Bounds, Graphs, Verification):
     """Subclass it and name a provider; the manifest says what is tested.
 
     `stand_in` is a torch device whose tensors take the place of the provider's device, for an
     interpreter or a device that uses the host's memory. `expected_failures` maps the name of a test
     to the issue about it; such a test has to fail. `registry` is looked in instead of what is
-    installed. No test may be redefined.
+    installed. No test and no `hal_` fixture may be redefined, before or after the class is made.
     """
 
     provider: ClassVar[str] = ""
@@ -206,14 +182,9 @@ class ProviderSuite(Declaration, Sidecar, Invariances, Calls, Verification):
     registry: ClassVar[Registry | None] = None
 
     def __init_subclass__(cls) -> None:
-        """Refuse a subclass that changes a test or expects a failure without an issue."""
-        names = [name for name in dir(ProviderSuite) if name.startswith("test_")]
-        changed = [n for n in names if getattr(cls, n, None) is not getattr(ProviderSuite, n)]
-        if changed:
-            raise TypeError(
-                f"{cls.__name__} redefines {', '.join(changed)}: the kit's tests are the same for "
-                f"every provider; give expected_failures with an issue instead"
-            )
+        """Refuse a subclass that changes the kit or expects a failure without an issue."""
+        if changed := changes(cls, TESTS):
+            raise TypeError(f"{cls.__name__} redefines {', '.join(changed)}: {SAME}")
         for test, issue in cls.expected_failures.items():
             if not REFERENCE.fullmatch(issue):
                 raise TypeError(
@@ -222,51 +193,12 @@ class ProviderSuite(Declaration, Sidecar, Invariances, Calls, Verification):
                 )
 
 
-def _plugin_module(candidate: Candidate) -> str:
-    """The module that declares the manifest: that of the entry point, or beside the provider."""
-    from importlib.metadata import entry_points
-
-    from hal_registry import GROUP
-
-    points = [p for p in entry_points(group=GROUP) if p.name == candidate.name]
-    return points[0].module if points else "hal_registry"
+TESTS: Final = {name: test for name, test in inspect.getmembers(ProviderSuite, inspect.isfunction)
+                if name.startswith("test_")}  # fmt: skip
+"""The tests by name, as they were before anything subclassed the suite."""
 
 
 def _bare(operation: str) -> Any:
     from hal_registry import Requirement
 
     return Requirement(operation, refusals.WHY)
-
-
-def _declared(candidate: Candidate) -> dict[str, list[str]]:
-    """The layouts of each state that all operations which touch it declare, in order."""
-    found: dict[str, list[str]] = {}
-    for operation, offer in candidate.manifest.offers.items():
-        for state in states_of(operation):
-            names = [name for name in offer.layouts if name in LAYOUTS[state]]
-            found[state] = [n for n in found.get(state, names) if n in names]
-    return {state: names for state, names in found.items() if names}
-
-
-def _layouts(candidate: Candidate) -> list[dict[str, str]]:
-    """The preferred layouts, and each other layout in their place."""
-    declared = _declared(candidate)
-    first = {state: names[0] for state, names in declared.items()}
-    others = [{**first, state: n} for state, names in declared.items() for n in names[1:]]
-    return [first, *others]
-
-
-def _sidecar(subject: Subject) -> ConvState:
-    """The sidecar in the first layouts."""
-    state = subject.provider(_layouts(subject.candidate)[0]).conv_state
-    if state is None:
-        raise AssertionError("conv_state is offered and the provider has none")
-    return state
-
-
-def _raises(error: type[Exception], call: Any) -> None:
-    try:
-        call()
-    except error:
-        return
-    raise AssertionError(f"expected {error.__name__}")

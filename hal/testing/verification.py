@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from hal.testing.compare import agree
-from hal.testing.rows import i32
-from hal.testing.verify_cases import VerifyCase, accept, tree
+from hal.testing.rows import changed_outside, clone_view, i32
+from hal.testing.verify_cases import VerifyCase, accept, check_together, tree
 
 if TYPE_CHECKING:
     from hal.interfaces import Provider
@@ -36,11 +36,50 @@ class Verification:
     def test_verify_and_commit_equal_the_accepted_path(
         self, hal_subject: Subject, verify_trial: Trial
     ) -> None:
-        """Parity over random acceptances; the committed state is only read by verify."""
+        """Parity over random acceptances, two verifies in flight; verify only reads the state."""
         served, provider = _served(hal_subject, verify_trial)
-        for seed in (0, 1):
-            case = _case(verify_trial, seed)
-            case.check(served, provider.scratch_spec, verify_trial.kind)
+        cases = [_case(verify_trial, seed) for seed in (0, 1)]
+        check_together(cases, served, provider.scratch_spec, verify_trial.kind)
+
+    def test_a_verify_is_committed_to_several_slots(
+        self, hal_subject: Subject, plain_verify_trial: Trial
+    ) -> None:
+        """Points on the path first, then the rows' own slots, all from the scratch of one step."""
+        served, provider = _served(hal_subject, plain_verify_trial)
+        own, kind = _case(plain_verify_trial, 0), plain_verify_trial.kind
+        flight = own.start(served, provider.scratch_spec)
+        for target in (_elsewhere(own, 5), _elsewhere(own, 6), own):
+            before = clone_view(flight.state)
+            target.land(served, flight)
+            held = replace(target, case=target.case.replace(state=before))
+            errors, _ = held.judge(replace(flight, between=before))
+            assert errors.within(target.case.limits(kind)), f"a commit from used scratch: {errors}"
+
+    def test_a_commit_that_does_not_fit_is_refused_before_anything_is_written(
+        self, hal_subject: Subject, plain_verify_trial: Trial
+    ) -> None:
+        """ValueError or TypeError with the operation's name and both sizes; no state changes."""
+        served, provider = _served(hal_subject, plain_verify_trial)
+        case = _case(plain_verify_trial, 0)
+        flight = case.start(served, provider.scratch_spec)
+        right, rows = case.commit_args(flight.state), len(case.last)
+        mistakes: list[tuple[dict[str, Any], list[str]]] = [
+            ({"dst": right["dst"][:-1]}, [str(rows), str(rows - 1)]),
+            ({"last": right["last"][:-1]}, [str(rows), str(rows - 1)]),
+            ({"dst": right["dst"].long()}, ["int64", "int32"]),
+        ]
+        for change, words in mistakes:
+            try:
+                served.commit(**{**right, **change}, scratch=flight.scratch)
+            except (ValueError, TypeError) as error:
+                text = str(error)
+            else:
+                text = "it was taken"
+            name = f"{case.interface}.commit"
+            assert all(word in text for word in (name, *words)), f"{[*change]}: {text}"
+            assert changed_outside(flight.between, flight.state, set()) == 0, (
+                f"{[*change]}: written"
+            )
 
     def test_every_acceptance_equals_so_many_decodes(
         self, hal_subject: Subject, plain_verify_trial: Trial
@@ -104,4 +143,14 @@ def _case(trial: Trial, seed: int) -> VerifyCase:
     """Drafts with random acceptances; their parents where trees are declared."""
     case = trial.case(seed=seed)
     parents = tree(case.rows, seed=seed) if trial.settings["verify"] == "tree" else None
-    return VerifyCase.of(case, parents, accept(case.rows, seed=seed))
+    return VerifyCase.of(case, parents, accept(case.rows, seed=seed), trial.room)
+
+
+def _elsewhere(own: VerifyCase, seed: int) -> VerifyCase:
+    """The same verify with other acceptances, committed to slots that no row has."""
+    rows = own.case.rows
+    used = {0, *rows.src, *rows.dst}
+    free = [slot for slot in range(rows.slots) if slot not in used]
+    dst = tuple(free[: len(rows.dst)][:: 1 if seed % 2 else -1])
+    case = replace(own.case, rows=replace(rows, dst=dst)).replace(dst=i32(*dst))
+    return replace(own, case=case, last=accept(rows, seed=seed))

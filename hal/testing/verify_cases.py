@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from hal import reference
 from hal.interfaces import Scratch
 from hal.testing.case import Case, Errors
 from hal.testing.rows import NAN, Rows, changed_outside, clone_view, i32
+from hal_registry import interface_of
 
 GARBAGE = 1 << 20
 
@@ -36,7 +37,28 @@ class Served(Protocol):
         ...
 
 
+STATES: Final = {"conv": "conv", "delta_rule": "recurrent", "scan": "scan"}
+"""The state that each interface commits, by its name."""
+
 ScratchSpec = Callable[[str, dict[str, tuple[int, ...]], int, int], Sequence[Scratch]]
+
+
+def poisoned(asked: Sequence[Scratch]) -> list[Tensor]:
+    """Scratch of the asked shapes, full of NaN and large ids."""
+    return [
+        torch.full(s.shape, GARBAGE if s.dtype == "int32" else NAN, dtype=getattr(torch, s.dtype))
+        for s in asked
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A verify: its result, the pool as it left it, the pool to commit to, and its scratch."""
+
+    result: Tensor
+    between: Tensor
+    state: Tensor
+    scratch: list[Tensor]
 
 
 def chain(rows: Rows) -> Tensor:
@@ -71,13 +93,13 @@ class VerifyCase:
     parents: Tensor | None
     last: Tensor
     state_name: str
+    room: int = 0
+    """The width that scratch is asked for where it is more than the rows'."""
 
     @classmethod
-    def of(cls, case: Case, parents: Tensor | None, last: Tensor) -> VerifyCase:
+    def of(cls, case: Case, parents: Tensor | None, last: Tensor, room: int = 0) -> VerifyCase:
         """Turn a prefill case into a verify case; its rows keep their slots."""
-        names = {"conv": "conv", "delta_rule": "recurrent", "scan": "scan"}
-        interface = case.operation.partition(".")[0]
-        return cls(case, parents, last, names[interface])
+        return cls(case, parents, last, STATES[interface_of(case.operation)], room)
 
     @property
     def interface(self) -> str:
@@ -88,14 +110,8 @@ class VerifyCase:
         """What the provider asks for, poisoned."""
         rows = self.case.rows
         shapes = {self.state_name: tuple(self.case.args["state"].shape[1:])}
-        width = max((1, *rows.lengths))
-        asked = spec(self.interface, shapes, 2 * len(rows.lengths) + 1, width)
-        return [
-            torch.full(
-                s.shape, GARBAGE if s.dtype == "int32" else NAN, dtype=getattr(torch, s.dtype)
-            )
-            for s in asked
-        ]
+        width = max((1, self.room, *rows.lengths))
+        return poisoned(spec(self.interface, shapes, 2 * len(rows.lengths) + 1, width))
 
     def verify_args(self, state: Tensor) -> dict[str, Any]:
         """The arguments of verify without scratch, on the given pool."""
@@ -124,11 +140,19 @@ class VerifyCase:
         self, served: Served, spec: ScratchSpec, *, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The result, the pool between verify and commit, and the pool after commit."""
+        flight = self.start(served, spec, out=out)
+        self.land(served, flight)
+        return flight.result, flight.between, flight.state
+
+    def start(self, served: Served, spec: ScratchSpec, *, out: Tensor | None = None) -> Flight:
+        """Verify on a copy of the pool, and leave it uncommitted."""
         state, scratch = clone_view(self.case.args["state"]), self.scratch(spec)
         result = served.verify(**self.verify_args(state), scratch=scratch, out=out)
-        between = clone_view(state)
-        served.commit(**self.commit_args(state), scratch=scratch)
-        return result, between, state
+        return Flight(result, clone_view(state), state, scratch)
+
+    def land(self, served: Served, flight: Flight) -> None:
+        """Commit what was verified."""
+        served.commit(**self.commit_args(flight.state), scratch=flight.scratch)
 
     def committed(self) -> Rows:
         """The rows as commit sees them: with the tokens of the accepted path."""
@@ -145,9 +169,19 @@ class VerifyCase:
 
     def errors(self, served: Served, spec: ScratchSpec) -> tuple[Errors, int]:
         """What differs from the oracle, and how many committed elements verify has changed."""
+        flight = self.start(served, spec, out=self.blank())
+        self.land(served, flight)
+        return self.judge(flight)
+
+    def blank(self) -> Tensor:
+        """A poisoned result, shaped as the oracle's."""
+        tokens: Tensor = next(self.case.args[name] for name in "vx" if name in self.case.args)
+        return torch.full(tokens.shape, NAN, dtype=self.case.dtype)
+
+    def judge(self, flight: Flight) -> tuple[Errors, int]:
+        """What of a committed flight differs from the oracle, and what verify has changed."""
         want, wanted = self.expect()
-        out = torch.full(want.shape, NAN, dtype=self.case.dtype)
-        got, between, state = self.run(served, spec, out=out)
+        got, between, state = flight.result, flight.between, flight.state
         touched = changed_outside(self.case.args["state"], between, set())
         pool = self.case.pools[0]
         of_result = self.case.compare(got, {pool: between}, want, {pool: wanted})
@@ -160,8 +194,23 @@ class VerifyCase:
 
     def check(self, served: Served, spec: ScratchSpec, kind: str = "one rounding") -> None:
         """Assert parity with the oracle and that verify left the committed state alone."""
-        errors, touched = self.errors(served, spec)
+        check_together([self], served, spec, kind)
+
+    def hold(self, flight: Flight, kind: str) -> None:
+        """Assert that a committed flight is within the limits."""
+        errors, touched = self.judge(flight)
         limits = self.case.limits(kind)
         name = f"{self.interface}.verify"
         assert touched == 0, f"{name}: {touched} committed elements changed"
         assert errors.within(limits), f"{name} and commit: {errors}, limits {limits}"
+
+
+def check_together(
+    cases: Sequence[VerifyCase], served: Served, spec: ScratchSpec, kind: str
+) -> None:
+    """Verify every case before the first is committed, as a step does with its layers."""
+    flights = [case.start(served, spec, out=case.blank()) for case in cases]
+    for case, flight in zip(cases, flights, strict=True):
+        case.land(served, flight)
+    for case, flight in zip(cases, flights, strict=True):
+        case.hold(flight, kind)

@@ -53,6 +53,11 @@ class _Point:
         """What pluggy knows the plugin by."""
         return f"{self.name} of {self.distribution}"
 
+    def candidate(self, manifest: Manifest) -> Candidate:
+        """One of the plugin's manifests, with where it came from."""
+        module = self.value.partition(":")[0].strip()
+        return Candidate(manifest, self.distribution, self.version, module)
+
 
 def default_registry() -> Registry:
     """The registry of the installed plugins, discovered once for the process."""
@@ -181,7 +186,8 @@ class _Scan:
             if other is not None:
                 text = f"{manifest.name} is taken by {other.distribution} {other.version}"
                 raise PluginFault(Code.NAME_CONFLICT, text)
-            fresh[manifest.name] = Candidate(manifest, point.distribution, point.version)
+            fresh[manifest.name] = point.candidate(manifest)
+        _check_name(point, fresh)
         self.candidates |= fresh
 
     def _manifests(self, plugin: object) -> Iterator[Manifest]:
@@ -218,3 +224,10 @@ def _check_manifest(point: _Point, manifest: Manifest) -> None:
     if not speaks(manifest.api):
         text = "{} speaks API {}.{}, hal speaks {}.{}".format(manifest.name, *manifest.api, *API)
         raise PluginFault(Code.API_MISMATCH, text)
+
+
+def _check_name(point: _Point, found: Collection[str]) -> None:
+    """One manifest has the entry point's name: else it may be another distribution's plugin."""
+    if found and point.name not in found:
+        text = f"entry point {point.name} gives {', '.join(found)} and no manifest of its own name"
+        raise PluginFault(Code.PLUGIN_BROKEN, text)

@@ -14,11 +14,12 @@ from hal_registry.reasons import Code, Reason
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A manifest and the distribution that it came from."""
+    """A manifest, the distribution that it came from, and the module of its plugin or ""."""
 
     manifest: Manifest
     distribution: str
     version: str
+    module: str = ""
 
     @property
     def name(self) -> str:

@@ -21,7 +21,7 @@ CONSOLE = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """The skeleton that the guide starts from, importable as if it were installed."""
-    Zoo(tmp_path).add("hal-acme", {"acme.torch": "hal_acme.plugin"}, {}, "0.1.0")
+    Zoo(tmp_path).add("hal-acme-torch", {"acme.torch": "hal_acme_torch.plugin"}, {}, "0.1.0")
     write("acme.torch", str(tmp_path))
     return tmp_path
 
@@ -29,7 +29,7 @@ def project(tmp_path: Path) -> Path:
 def test_the_skeleton_has_the_files_and_the_entry_point_of_the_page(project: Path) -> None:
     command, *files = CONSOLE[0].splitlines()
     assert command == "$ hal new-provider acme.torch"
-    assert all((project / file.removeprefix("hal-acme/")).exists() for file in files)
+    assert all((project / file.removeprefix("hal-acme-torch/")).exists() for file in files)
     (toml,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     assert toml in (project / "pyproject.toml").read_text()
 

@@ -98,7 +98,7 @@ def test_a_plugin_that_imports_torch_is_caught(acme: Path, tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new provider, written by the command and installed by pip; its project folder."""
-    root = tmp_path_factory.mktemp("new") / "hal-quick-chip"
+    root = tmp_path_factory.mktemp("new") / "hal-quick-chip-native"
     hal = [sys.executable, "-c", "from hal.cli import main; main()"]
     subprocess.run([*hal, "new-provider", "quick_chip.native", "--path", str(root)], check=True,
                    capture_output=True)  # fmt: skip
@@ -133,7 +133,7 @@ def test_a_new_provider_is_found_and_refuses_every_model_by_name(skeleton: Path)
 )
 def test_a_new_provider_pleases_the_linter(skeleton: Path, command: tuple[str, ...]) -> None:
     ruff = [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "100"]
-    code = str(skeleton / "hal_quick_chip")
+    code = str(skeleton / "hal_quick_chip_native")
     done = subprocess.run([*ruff, code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -142,7 +142,7 @@ def test_nothing_that_exists_is_overwritten(tmp_path: Path) -> None:
     from hal.cli.new_provider import write
 
     write("acme.torch", str(tmp_path / "new"))
-    plugin = tmp_path / "new" / "hal_acme" / "plugin.py"
+    plugin = tmp_path / "new" / "hal_acme_torch" / "plugin.py"
     plugin.write_text("mine")
     (tmp_path / "new" / "pyproject.toml").unlink()
     with pytest.raises(ValueError, match="exists; choose another --path, nothing was written"):

@@ -62,6 +62,10 @@ BROKEN = {
         plugin_source("rocm.bad"),
         "entry point cuda.bad is for cuda, its manifest rocm.bad is not",
     ),
+    "other-flavour": (
+        plugin_source("cuda.other"),
+        "entry point cuda.bad gives cuda.other and no manifest of its own name",
+    ),
 }
 
 
@@ -340,3 +344,30 @@ def test_a_registry_crosses_a_process_without_its_hooks(zoo: Zoo) -> None:
     for again in (pickle.loads(pickle.dumps(registry)), copy.deepcopy(registry)):
         assert again == registry
         assert again.vetoes(None) == ()
+
+
+def test_one_entry_point_may_bring_several_manifests_if_one_has_its_name(zoo: Zoo) -> None:
+    both = ", ".join(
+        f"Manifest({name!r}, 'cuda', API, 'nowhere:Provider', {{}})"
+        for name in ("cuda.zero", "cuda.one")
+    )
+    source = HOOK + f"def hal_providers(): return [{both}]"
+    zoo.plugin("dist-a", "cuda.one", source)
+    registry = discover()
+    assert names(registry) == ["cuda.one", "cuda.zero"]
+    assert {candidate.module for candidate in registry.candidates} == {"zoo_dist_a"}
+
+
+def test_a_plugin_of_hooks_alone_needs_no_manifest_of_its_name(zoo: Zoo) -> None:
+    zoo.plugin("dist-a", "cuda.rules", HOOK + "def hal_veto(selection): return []")
+    assert discover().faults == ()
+
+
+def test_an_entry_point_that_points_into_another_distribution_takes_nothing_of_it(
+    zoo: Zoo,
+) -> None:
+    zoo.plugin("dist-b", "cuda.theirs")
+    zoo.add("dist-a", {"cuda.mine": "zoo_dist_b"}, {})
+    registry = discover()
+    assert [(c.name, c.distribution) for c in registry.candidates] == [("cuda.theirs", "dist-b")]
+    assert (only_fault(registry).name, only_fault(registry).distribution) == ("cuda.mine", "dist-a")

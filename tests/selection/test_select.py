@@ -289,6 +289,50 @@ def test_select_never_changes_the_device() -> None:
         assert refusal.alternatives == (("cpu", "cpu.any"),)
 
 
+LACKS = {"library": {"needs": ("no-such-library>=1",)}, "device": {"probe": f"{MODULE}:absent"}}
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_a_machine_is_told_of_devices_that_it_has_with_their_libraries(lack: str) -> None:
+    away = manifest("abacus.any", "all", **LACKS[lack])
+    asked = manifest("cuda.any", "all", probe=f"{MODULE}:absent")
+    registry = Registry.of(away, manifest("cpu.any", "all"), asked)
+    with pytest.raises(hal.Unsupported) as caught:
+        hal.select("cuda", GDN, registry=registry)
+    assert caught.value.refusal.alternatives == (("cpu", "cpu.any"),)
+
+
+def test_what_manifests_refuse_is_refused_without_a_look_at_other_devices() -> None:
+    unseen = manifest("abacus.any", "all", probe="no_such_module:probe")
+    needy = manifest("npu.any", "all", needs=("no-such-library>=1",))
+    registry = Registry.of(unseen, needy, manifest("cuda.any"))
+    wanted = (("abacus", "abacus.any"), ("npu", "npu.any"))
+    refusal = hal.explain("cuda", GDN, registry=registry).refusal
+    assert refusal is not None
+    assert refusal.alternatives == wanted
+    with pytest.raises(hal.Unsupported) as caught:
+        hal.select("cuda", GDN, registry=registry)
+    assert caught.value.refusal.alternatives == wanted[:1]
+
+
+@pytest.mark.parametrize("probe", ["", f"{MODULE}:sm_90"])
+def test_an_index_that_is_absent_leaves_its_device_without_one(probe: str) -> None:
+    loads = "hal_cpu.provider:TorchProvider"
+    registry = Registry.of(manifest("cpu.any", "all", probe=probe, load=loads))
+    with pytest.raises(hal.Unsupported) as caught:
+        hal.select("cpu:7", GDN, registry=registry)
+    assert caught.value.refusal.alternatives == (("cpu", "cpu.any"),)
+    assert 'use device "cpu" (cpu.any fits)' in caught.value.refusal.fix()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", "cpu:7"])
+def test_a_device_that_is_absent_with_every_index_is_no_alternative(device: str) -> None:
+    registry = Registry.of(manifest("cpu.any", "all", probe=f"{MODULE}:absent"))
+    with pytest.raises(hal.Unsupported) as caught:
+        hal.select(device, GDN, registry=registry)
+    assert caught.value.refusal.alternatives == ()
+
+
 def test_two_providers_of_a_device_go_by_name() -> None:
     """P090: the order is stable and reported."""
     twins = [manifest(name, "conv", "delta_rule") for name in ("cuda.b", "cuda.a")]

@@ -66,7 +66,7 @@ OFFERS = {
 }
 
 EVIDENCE = {
-    "date": "2026-11-29",
+    "date": "2026-11-30",
     "versions": "Python 3.11.7, torch 2.13.0+cpu",
     "report": "docs/reports/cpu.torch.json",
 }
