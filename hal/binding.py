@@ -69,6 +69,19 @@ class Examination:
         return _protocol_findings(judged, provider, mine)
 
 
+def located(device: Device) -> Device:
+    """The device by `hal`'s name: "cuda" is "rocm" where torch was built for ROCm.
+
+    Engines take torch's own name for AMD's devices; an NVIDIA arch says that none of them is meant.
+    """
+    if device.type != "cuda" or device.arch.startswith("sm_"):
+        return device
+    version = attempt(lambda: load("torch:version"))
+    if isinstance(version, Failure) or version.hip is None:
+        return device
+    return replace(device, type="rocm")
+
+
 def build(candidate: Candidate, device: Device, layouts: Mapping[str, str]) -> Provider:
     """Import and construct a candidate's provider for the layouts that its states will have.
 

@@ -6,6 +6,9 @@ from typing import Final
 
 from hal_registry.vocabulary import NAME
 
+_OF_TORCH: Final = {"rocm": "cuda"}
+"""Types that torch has another name for: its builds for AMD keep the one of NVIDIA."""
+
 _FORM: Final = re.compile(rf"({NAME.pattern})(?::(?:([0-9]{{1,9}})|({NAME.pattern})))?")
 
 
@@ -28,6 +31,12 @@ class Device:
             )
         kind, index, arch = found.groups()
         return cls(kind, int(index) if index else None, arch or "")
+
+    @property
+    def torch_name(self) -> str:
+        """What torch calls the device, without the arch: "cuda:0" for "rocm:0"."""
+        kind = _OF_TORCH.get(self.type, self.type)
+        return kind if self.index is None else f"{kind}:{self.index}"
 
     def __str__(self) -> str:
         """The name that it was read from."""

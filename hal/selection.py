@@ -182,7 +182,8 @@ def select(
     """Choose the providers for a model on a device, or raise `Unsupported` with every reason.
 
     `device` is "cuda", "cuda:0", "cuda:sm_90", "npu", ...; `model_config` a transformers config, a
-    mapping or a path. The device is probed and the chosen providers are imported; nothing runs.
+    mapping or a path. "cuda" is "rocm" where torch was built for ROCm. The device is probed and the
+    chosen providers are imported; nothing runs.
     """
     options = make_options(dtype, state_dtype, tp, speculative, prefix_cache, graphs, providers)
     return choose(device, model_config, options, registry)
@@ -192,9 +193,9 @@ def choose(
     device: object, model_config: object, options: Options, registry: Registry | None = None
 ) -> Selection:
     """`select` with its options in one record."""
-    from hal.binding import Examination
+    from hal.binding import Examination, located
 
-    place = Device.parse(device)
+    place = located(Device.parse(device))
     question = Question(place, model_config, options, registry or default_registry())
     decision = decide(question, Examination(place))
     answer = _answer(decision)

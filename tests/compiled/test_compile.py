@@ -238,9 +238,7 @@ def test_scans_fit(arch: str, dims: Scan) -> None:
 def test_drafts_of_a_scan_fit(arch: str, dims: Scan) -> None:
     served = provider(arch)
     verify = VerifyCase.of(scan_case(LONG, dims, dtype=BF16), tree(LONG), accept(LONG))
-    kernels = compile_all(
-        f"cuda:{arch}", lambda: verify.run(served.scan, served.scratch_spec)
-    )
+    kernels = compile_all(f"cuda:{arch}", lambda: verify.run(served.scan, served.scratch_spec))
     assert len(kernels) == 2
     assert_fit(kernels)
 

@@ -11,6 +11,15 @@ class TestMatrixCores(ProviderSuite):
 
 
 class TestWaveMatrix(ProviderSuite):
+    """What is configured or multiplied in another way than with matrix cores."""
+
     provider = "rocm.triton"
-    registry = rocm.registry("gfx1100")
+    registry = rocm.registry(
+        "gfx1100",
+        "delta_rule.prefill",
+        "delta_rule.decode_fused",
+        "scan.prefill",
+        "scan.verify",
+        "scan.commit",
+    )
     stand_in = "cpu"

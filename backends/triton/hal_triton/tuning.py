@@ -33,7 +33,8 @@ class Tuning:
 
     `silu` is exact; `fast_silu` may be wrong by 2^-11 and serves results that are rounded to
     bfloat16. Both are Triton device functions. `solve` is the input precision of float32
-    products in the chunk solve of bfloat16 activations.
+    products in the chunk solve of bfloat16 activations; `drafts` are those of the ones in a
+    verify of 16-bit activations, with the state and behind it.
     """
 
     table: Table
@@ -41,6 +42,7 @@ class Tuning:
     fast_silu: object
     solve: str = "ieee"
     overrides: Mapping[str, Config] = field(default_factory=dict)
+    drafts: tuple[str, str] = ("bf16x3", "bf16x6")
 
     def pick(self, operation: str, work: float) -> Config:
         """The configuration of an operation for an amount of work, in the operation's own unit."""

@@ -167,7 +167,7 @@ class VerifyRunner:
 
     def _plan_apply(self, call: VerifyCall, channel: bool) -> Launch:
         delta, dims, rows = call.delta, call.delta.dims, call.delta.src.shape[0]
-        precision, small = _precisions(delta.q.dtype, channel)
+        precision, small = _precisions(delta.q.dtype, channel, self._tuning.drafts)
         name = _ENTRIES[precision] if call.size == _SIZES[0] else f"{_ENTRIES[precision]}.long"
         config = self._tuning.pick(name, rows * dims.HV)
         s_slot, s_h, s_v, s_k = state_strides(delta.state, self._layout)
@@ -186,7 +186,7 @@ class VerifyRunner:
         return Launch(delta_verify, programs, numbers, constants, config.options, delta.v.device)
 
 
-def _precisions(dtype: torch.dtype, channel: bool) -> tuple[str, str]:
+def _precisions(dtype: torch.dtype, channel: bool, drafts: tuple[str, str]) -> tuple[str, str]:
     """How the state meets keys and queries, and how what comes of it is mixed.
 
     Keys and queries of bfloat16 are exact operands and only the state has to be split; those that
@@ -195,4 +195,4 @@ def _precisions(dtype: torch.dtype, channel: bool) -> tuple[str, str]:
     if dtype == torch.float32:
         return "ieee", "ieee"
     exact = dtype == torch.bfloat16 and not channel
-    return ("split" if exact else "bf16x3"), "bf16x6"
+    return ("split" if exact else drafts[0]), drafts[1]
