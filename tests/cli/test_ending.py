@@ -169,7 +169,7 @@ def test_one_plugin_does_not_end_the_doctor(tmp_path: Path) -> None:
     assert ran.returncode == 1, ran.stderr
     assert ran.stderr == ""
     faults = [line for line in ran.stdout.splitlines() if line.startswith("Fault: ")]
-    assert len(faults) == 3
+    assert len(faults) == 4
     assert "cpu.torch" in ran.stdout
     assert "no-such-lib: needed no-such-lib; offered not installed" in ran.stdout
 
