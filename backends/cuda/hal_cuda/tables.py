@@ -51,8 +51,8 @@ _HOPPER: Final[Table] = {
         (UNBOUNDED, Config({"BP": 16}, warps=1)),
     ),
     "scan.walk": (
-        (256, Config({"BP": 64, "BT": 64, "BJ": 32, "SEG": 2048}, warps=4, stages=2)),
-        (UNBOUNDED, Config({"BP": 64, "BT": 64, "BJ": 32}, warps=4, stages=2)),
+        (256, Config({"BP": 64, "BT": 64, "BJ": 16, "SEG": 2048}, warps=4, stages=3)),
+        (UNBOUNDED, Config({"BP": 64, "BT": 64, "BJ": 16}, warps=4, stages=3)),
     ),
     "scan.decode.channel": ((UNBOUNDED, Config({"BP": 32}, warps=1)),),
     "scan.recurrent": (
