@@ -50,10 +50,6 @@ _HOPPER: Final[Table] = {
         (262144, Config({"BP": 4}, warps=1, evict="evict_first")),
         (UNBOUNDED, Config({"BP": 16}, warps=1)),
     ),
-    "scan.walk": (
-        (256, Config({"BP": 64, "BT": 64, "BJ": 16, "SEG": 2048}, warps=4, stages=3)),
-        (UNBOUNDED, Config({"BP": 64, "BT": 64, "BJ": 16}, warps=4, stages=3)),
-    ),
     "scan.decode.channel": ((UNBOUNDED, Config({"BP": 32}, warps=1)),),
     "scan.recurrent": (
         (8192, Config({"BP": 16}, warps=1)),
