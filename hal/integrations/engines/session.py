@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from hal.errors import HalError
 from hal.integrations.engines.refusals import library, refuse
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hal.selection import Choice, Selection
     from hal.states import StateSpec
 
-SESSIONS: Final[WeakSet[Session]] = WeakSet()
-"""The models of this process."""
+SESSIONS: Final[WeakKeyDictionary[Session, None]] = WeakKeyDictionary()
+"""The live models of this process, the oldest first: a weak set has no order."""
 
 
 class Member(Protocol):
@@ -61,7 +61,7 @@ class Session:
     def of(cls, engine: str, distribution: str, selection: Selection, max_batch: int) -> Session:
         """Build the providers, so that a broken one is seen before the model is."""
         made = cls(engine, distribution, selection, Attachment(selection, max_batch))
-        SESSIONS.add(made)
+        SESSIONS[made] = None
         return made
 
     def kinds(self) -> dict[int, Kind]:
@@ -144,5 +144,5 @@ def _names(choices: Iterable[Choice]) -> str:
 
 
 def report() -> list[dict[str, object]]:
-    """What this process served: for every live model the selection, its layers and their calls."""
+    """What this process served, the oldest first: a live model's selection, layers and calls."""
     return [session.to_dict() for session in SESSIONS]
