@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -242,11 +242,15 @@ def build(arch: str, part: str) -> Part:
     return Part(arch, part, built, frozenset(taken))
 
 
-def facts(built: Iterable[Built]) -> dict[str, dict[str, object]]:
-    """Of each kernel the most LDS and threads that it takes, and its matrix instructions."""
+def facts(part: Part) -> dict[str, dict[str, object]]:
+    """Of each kernel the most LDS and threads that it takes, and its matrix instructions.
+
+    A kernel of two parts is two: long drafts are told apart.
+    """
     by_kernel: dict[str, list[Built]] = {}
-    for each in built:
-        by_kernel.setdefault(each.kernel.name, []).append(each)
+    for each in part.built:
+        name = each.kernel.name + ", long" * (part.name == "long drafts")
+        by_kernel.setdefault(name, []).append(each)
     return {
         name: {
             "lds": max(each.kernel.shared for each in found),
