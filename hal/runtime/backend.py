@@ -13,12 +13,13 @@ from hal.errors import ProviderError, StepOrderError
 from hal.runtime.batch import Batch, Limits, Mode, check, check_mode
 from hal.runtime.binder import Binder, Layer
 from hal.runtime.graphs import Graphs
+from hal.runtime.owed import Commit, Copies
 from hal.runtime.packing import Frame
 from hal.runtime.pool import Pool
 from hal.runtime.seam import Current
 from hal.runtime.speculation import last_tokens, move, stays
 from hal.runtime.staging import Ring
-from hal.runtime.step import check_held, decode_copies, make_step, track_points
+from hal.runtime.step import check_held, make_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,12 +73,13 @@ class Backend:
         )
         self._layers: dict[int, Layer] = {}
         self._bound = 0
-        self._uncommitted: Step | None = None
         self._capturing: Captured | None = None
-        self._owed: tuple[Tensor, Tensor] | None = None
         self._sidecar = self._binder.sidecar()
         self._ring = Ring(self.device, _most(self.limits).size)
         self._graphs = Graphs(self.device, self._ring, self.limits)
+        self._owed, self._copies = Commit(), Copies(self._ring)
+        self.pool.attach(self._owed)
+        self.pool.attach(self._copies)
 
     def begin(self, batch: Batch) -> None:
         """Check the batch and make the step's metadata; ValueError leaves no step to run.
@@ -87,7 +89,7 @@ class Backend:
         """
         self._check("begin", batch)
         self._store_tracked()
-        self._open(make_step(batch, self._ring))
+        self._open(make_step(batch, self._ring), batch)
 
     def capture(
         self, mode: Mode, rows: int, width: int = 1, *, record: bool = True
@@ -120,8 +122,8 @@ class Backend:
                 self._open(captured.open())
                 yield captured
         finally:
-            self._capturing = None
-            self._uncommitted = self._current.step = None
+            self._capturing = self._current.step = None
+            self._owed.close()
         self._graphs.keep(captured)
 
     def stage(self, batch: Batch) -> Captured:
@@ -133,10 +135,11 @@ class Backend:
         captured = self._graphs.fit(batch, self._bound)
         self._store_tracked()
         live = captured.write(batch, self._ring)
+        self._owed.close()
         if batch.mode is Mode.DECODE:
-            self._owed = decode_copies(live.dst, track_points(batch, self._ring))
+            self._copies.open(batch, live.dst)
         elif not captured.committed:
-            self._uncommitted = live
+            self._owed.open(live, batch)
         return captured
 
     def replay(self, batch: Batch) -> Captured:
@@ -170,10 +173,11 @@ class Backend:
         The state in a row's `dst` is then that of as many decodes along the path, with 0 that of
         its `src`. A tree names each path by its tip, the row-relative index of the last accepted
         token. Host integers are checked; an i32 tensor is taken as it is, without a sync. A commit
-        that is refused stays owed. One that fails while it writes does not: some layers have moved,
-        so that what the rows' `dst` and track slots hold is no state of any request.
+        that is refused stays owed, one that would use a slot freed since among them; where the
+        slots of all rows were freed, it may be left out. One that fails while it writes is owed no
+        more: some layers have moved, so that `dst` and track slots hold no request's state.
         """
-        step = self._uncommitted
+        step = self._owed.step
         if step is None:
             raise StepOrderError("commit without a verify")
         capturing = self._capturing
@@ -181,9 +185,11 @@ class Backend:
         if capturing is not None and not isinstance(given, torch.Tensor):
             raise ValueError("capture: a commit in the block takes counts and tips on the device")
         last = last_tokens(step, accepted, tips, self._ring)
+        self._owed.check(accepted)
         for layer in self._layers.values():
             layer.check_verified(step)
-        self._uncommitted = self._current.step = None
+        self._current.step = None
+        self._owed.close()
         move(self._layers, self.pool, step, last, stays(step, accepted, last))
         if capturing is not None:
             capturing.committed = True
@@ -200,7 +206,9 @@ class Backend:
         No state moves back: what layers of another step have already stored stays.
         """
         self._check_recording("abandon")
-        self._uncommitted = self._current.step = self._owed = None
+        self._current.step = None
+        self._owed.close()
+        self._copies.close()
 
     @property
     def mode(self) -> Mode | None:
@@ -231,22 +239,23 @@ class Backend:
 
     def _check_order(self, call: str) -> None:
         self._check_recording(call)
-        if self._uncommitted is not None:
+        if self._owed.due:
             raise StepOrderError(f"{call}: step after an uncommitted verify")
 
-    def _open(self, step: Step) -> None:
+    def _open(self, step: Step, batch: Batch | None = None) -> None:
         if self._sidecar is not None:
             self._sidecar.begin(step.src, step.dst, step.start, step.query_start_loc, step.max_len)
         self._current.step = step
+        self._owed.close()
         if step.mode is Mode.VERIFY:
-            self._uncommitted = step
+            self._owed.open(step, batch)
 
     def _store_tracked(self) -> None:
         """Copy the tracked rows of a replayed decode, once all of its layers have run."""
-        if self._owed is None:
+        pairs = self._copies.take()
+        if pairs is None:
             return
-        sources, slots = self._owed
-        self._owed = None
+        sources, slots = pairs
         for layer in self._layers:
             for state in self.pool.tensors(layer).values():
                 state[slots] = state[sources]

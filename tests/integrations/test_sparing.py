@@ -173,7 +173,7 @@ def test_keys_that_nobody_may_see_change_nothing(
         return entry
 
     def forgetful(accepted: list[int]) -> None:
-        batch = runner._owed.batch
+        batch = runner._verifying
         assert batch is not None
         commit(accepted)
         with torch.inference_mode():

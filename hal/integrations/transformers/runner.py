@@ -2,75 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hal.errors import HalError, StepOrderError
+from hal.errors import HalError
 from hal.integrations.transformers.attention import KvStore, SlotAttention, spans
 from hal.integrations.transformers.binding import bind_attention, bind_mixers
 from hal.runtime.batch import Mode
 from hal.runtime.prefix import CachedSlots, PrefixIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from transformers import PreTrainedModel
 
     from hal.runtime.backend import Backend
     from hal.runtime.batch import Batch
     from hal.runtime.pool import Slot
-
-
-@dataclass(slots=True)
-class Owed:
-    """The VERIFY step whose commit is owed, and the slots that were freed since.
-
-    A freed slot may have a new tenant, whom that commit must not touch.
-    """
-
-    batch: Batch | None = None
-    _gone: set[int] = field(default_factory=set)
-
-    def open(self, batch: Batch | None) -> None:
-        """Begin anew with a VERIFY step, or with none."""
-        self.batch = batch
-        self._gone.clear()
-
-    def release(self, slots: Iterable[Slot]) -> None:
-        """Remember that the slots were freed."""
-        if self.batch is not None:
-            self._gone.update(slots)
-
-    @property
-    def lost(self) -> bool:
-        """Whether all of its rows' slots were freed, so that nobody waits for a commit."""
-        slots = set() if self.batch is None else {slot for slot in self.batch.dst if slot >= 0}
-        return bool(slots) and slots <= self._gone
-
-    def check(self, accepted: Sequence[int]) -> None:
-        """Refuse a commit that would read or write a freed slot."""
-        if self.batch is None:
-            return
-        for row, count in zip(range(self.batch.rows), accepted, strict=False):
-            if gone := self._gone.intersection(_moved(self.batch, row, count)):
-                raise StepOrderError(
-                    f"commit: row {row} accepts {count} tokens and would use slots "
-                    f"{sorted(gone)}, which were freed since the verify; "
-                    f"accept 0 of its tokens, or abandon the step"
-                )
-
-
-def _moved(batch: Batch, row: int, count: int) -> Iterator[int]:
-    """The slots that a commit of one row reads or writes; none where it stays as it is."""
-    src, dst = batch.src[row], batch.dst[row]
-    if count or src != dst:
-        yield from (src, dst)
-    for tracked, position, slot in batch.track:
-        if tracked == row and position - batch.start[row] <= count:
-            yield slot
 
 
 class Runner:
@@ -92,8 +42,8 @@ class Runner:
         bind_attention(model)
         spec = backend.selection.model
         self._attention_layers = sum(layer.attention is not None for layer in spec.layers)
-        self._owed = Owed()
-        for keyed in (self.kv, CachedSlots(self.prefixes), self._owed):
+        self._verifying: Batch | None = None
+        for keyed in (self.kv, CachedSlots(self.prefixes)):
             backend.pool.attach(keyed)
 
     @property
@@ -127,10 +77,8 @@ class Runner:
         _check_slots(batch)
         if len(tokens) < batch.tokens:
             raise ValueError(f"step: {len(tokens)} tokens, the batch has {batch.tokens}")
-        if self._owed.lost:
-            self.abandon()
         self.backend.begin(batch)
-        self._owed.open(batch if batch.mode is Mode.VERIFY else None)
+        self._verifying = batch if batch.mode is Mode.VERIFY else None
         self._fork(batch)
         logits = self._run(batch, tokens, rows)
         if batch.mode is not Mode.VERIFY:
@@ -142,16 +90,14 @@ class Runner:
 
         Raises `StepOrderError`, and moves none, where that takes a slot that was freed since.
         """
-        self._owed.check(accepted)
         self.backend.commit(accepted)
-        batch = self._owed.batch
-        self._owed.open(None)
+        batch, self._verifying = self._verifying, None
         if batch is not None:
             self._track(batch, accepted)
 
     def abandon(self) -> None:
         """Give up a VERIFY step that failed or was not committed: no state has moved."""
-        self._owed.open(None)
+        self._verifying = None
         self.backend.abandon()
 
     def _run(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
