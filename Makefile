@@ -16,7 +16,7 @@ JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check lint types contracts unit fuzz package conformance kernels interpreted compiled rocm-page rocm-kit report size matrix engine-vllm engine-sglang test-engines clean
+.PHONY: demo test check lint types contracts unit fuzz package conformance kernels interpreted compiled rocm-page rocm-kit report bench-host size matrix engine-vllm engine-sglang test-engines clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -72,6 +72,11 @@ rocm-kit: $(VENV)/.ready .triton/.ready
 report: $(VENV)/.ready
 	$(BIN)/pytest --pyargs hal.testing --hal-provider $(PROVIDER) --hal-require-device \
 		--hal-report docs/reports/$(PROVIDER).json
+
+# What a decode step costs on the host, in thread time, so that other work on the machine counts less.
+bench-host: $(VENV)/.ready
+	$(BIN)/pytest benchmarks/runtime --benchmark-timer=time.thread_time --benchmark-disable-gc \
+		--benchmark-columns=median,min,iqr,rounds --benchmark-sort=name
 
 size: $(VENV)/.ready
 	$(BIN)/python tests/support/size.py

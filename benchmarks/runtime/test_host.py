@@ -1,18 +1,16 @@
-"""Time what a decode step costs on the host: the batch, `begin`, replay metadata, a layer's call.
+"""What a decode step costs on the host: the batch, `begin`, replay metadata, a layer's call.
 
-Layers run beside bare calls of the same provider on the same tensors, in one interleaved run of
-thread time, so that other work on the machine counts less. Run with `OMP_NUM_THREADS=1`.
+A layer's group holds its call and the bare calls of the same provider on the same tensors. Before
+each round of the one the other runs, so that both find the caches alike. The difference of their
+medians is the layer's own cost; with operations that do nothing it is that of its code alone.
 """
 
-import argparse
-import json
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from statistics import median
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import pytest
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 import hal
@@ -24,6 +22,8 @@ from hal.runtime.layers import DeltaLayer, ShortConvLayer
 from hal.runtime.params import DeltaParams, ShortConvParams
 
 Run = Callable[[], object]
+SIZES = (1, 8, 64)
+ROUNDS = 2000
 DELTA = {
     "model_type": "qwen3_5_text",
     "hidden_size": 32,
@@ -50,18 +50,11 @@ SHORT_CONV = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Median and least microseconds; of a layer also those of the bare calls beside it."""
-
-    case: str
-    us: float
-    least_us: float
-    bare_us: float | None = None
-
-    @property
-    def over_us(self) -> float | None:
-        return None if self.bare_us is None else self.us - self.bare_us
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
 
 
 def backend(config: dict[str, object]) -> Backend:
@@ -84,9 +77,12 @@ def delta_layer() -> tuple[Backend, DeltaLayer]:
     return made, cast("DeltaLayer", made.layer(spec.index, params))
 
 
-def delta(rows: int) -> tuple[Run, Run]:
+def delta(rows: int, idle: bool = False) -> tuple[Run, Run]:
     """A whole layer, and its provider's conv and recurrence by hand."""
     made, layer = delta_layer()
+    if idle:
+        layer.bound_conv.decode = cast("Any", Idle(torch.zeros(rows, sum(layer.sizes))))
+        layer.decode = cast("Any", Idle(torch.zeros(rows, layer.dims.HV, layer.dims.V)))
     made.begin(batch(rows))
     step, dims, conv = layer.current.get(), layer.dims, layer.bound_conv
     mixed = torch.randn(rows, sum(layer.sizes))
@@ -130,80 +126,60 @@ def short_conv(rows: int) -> tuple[Run, Run]:
     return whole, bare
 
 
-def staged(rows: int) -> Run:
-    """Replay metadata of `rows` rows in a capture of 64."""
+class Idle:
+    """An operation that gives a tensor made before."""
+
+    def __init__(self, out: Tensor) -> None:
+        self.out = out
+
+    def decode(self, *given: object, **named: object) -> Tensor:
+        return self.out
+
+
+def idle_delta(rows: int) -> tuple[Run, Run]:
+    """The same with a conv and a recurrence that do nothing."""
+    return delta(rows, idle=True)
+
+
+def timed(benchmark: BenchmarkFixture, group: str, run: Run, before: Run | None = None) -> None:
+    """Rounds of one call each, with `before` run untimed ahead of each."""
+    benchmark.group = group
+
+    def setup() -> None:
+        if before is not None:
+            before()
+
+    benchmark.pedantic(run, setup=setup, rounds=ROUNDS, warmup_rounds=20)
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_batch(benchmark: BenchmarkFixture, rows: int) -> None:
+    timed(benchmark, "the batch, which the engine makes", lambda: batch(rows))
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_begin(benchmark: BenchmarkFixture, rows: int) -> None:
+    made, _ = delta_layer()
+    given = batch(rows)
+    timed(benchmark, "begin", lambda: made.begin(given))
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_replay_metadata_in_a_capture_of_64(benchmark: BenchmarkFixture, rows: int) -> None:
     made, layer = delta_layer()
     inputs = [torch.zeros(64, n) for n in (sum(layer.sizes), layer.dims.HV, layer.dims.HV)]
     with made.capture(Mode.DECODE, 64):
         layer(*inputs)
     given = batch(rows)
-    return lambda: made.stage(given)
+    timed(benchmark, "replay metadata", lambda: made.stage(given))
 
 
-def steps(rows: int) -> dict[str, Run]:
-    made, _ = delta_layer()
-    given = batch(rows)
-    return {
-        f"batch, {rows} rows": lambda: batch(rows),
-        f"begin, {rows} rows": lambda: made.begin(given),
-        f"replay metadata, {rows} rows of 64": staged(rows),
-    }
-
-
-def timed(run: Run) -> float:
-    start = time.thread_time()
-    run()
-    return 1e6 * (time.thread_time() - start)
-
-
-def measure(name: str, run: Run, repeats: int) -> Result:
-    run()
-    times = [timed(run) for _ in range(repeats)]
-    return Result(name, median(times), min(times))
-
-
-def beside(name: str, sides: tuple[Run, Run], repeats: int) -> Result:
-    """The layer's time and that of the bare calls, which go first in every other round."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(repeats):
-        for side in (0, 1) if turn % 2 else (1, 0):
-            times[side].append(timed(sides[side]))
-    ours, bare = times
-    return Result(name, median(ours), min(ours), median(bare))
-
-
-def results(repeats: int) -> list[Result]:
-    found = []
-    for rows in (1, 8, 64):
-        found += [measure(name, run, repeats) for name, run in steps(rows).items()]
-        found.append(beside(f"delta layer, {rows} rows", delta(rows), repeats))
-        found.append(beside(f"short-conv layer, {rows} rows", short_conv(rows), repeats))
-    return found
-
-
-def row(found: Result) -> str:
-    cells: list[Any] = [found.us, found.least_us]
-    text = " ".join(f"{value:9.1f}" for value in cells)
-    if found.bare_us is None or found.over_us is None:
-        return f"{found.case:32} {text}"
-    return f"{found.case:32} {text} {found.bare_us:9.1f} {found.over_us:9.1f}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=2000)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        found = results(args.repeats)
-    if args.json:
-        print(json.dumps([{**asdict(r), "over_us": r.over_us} for r in found], indent=2))
-        return
-    print(f"{'case':32} {'us':>9} {'least':>9} {'bare us':>9} {'over us':>9}")
-    for each in found:
-        print(row(each))
-
-
-if __name__ == "__main__":
-    main()
+@pytest.mark.parametrize("rows", SIZES)
+@pytest.mark.parametrize("side", ["layer", "bare"])
+@pytest.mark.parametrize("make", [delta, idle_delta, short_conv])
+def test_layer(
+    benchmark: BenchmarkFixture, make: Callable[[int], tuple[Run, Run]], side: str, rows: int
+) -> None:
+    whole, bare = make(rows)
+    run, other = (whole, bare) if side == "layer" else (bare, whole)
+    timed(benchmark, f"{make.__name__}, {rows} rows", run, other)
