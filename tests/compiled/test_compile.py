@@ -218,7 +218,6 @@ SCANS = (
 """Mamba-2 as it is served mostly and with wide states, lightning, Mamba-1."""
 
 
-@pytest.mark.xfail(reason="the sm_90 tiles of the scan are being chosen anew", strict=False)
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dims", SCANS, ids=lambda dims: f"{dims.kind}-N{dims.N}")
 def test_scans_fit(arch: str, dims: Scan) -> None:
@@ -244,7 +243,6 @@ def test_drafts_of_a_scan_fit(arch: str, dims: Scan) -> None:
     assert_fit(kernels)
 
 
-@pytest.mark.xfail(reason="Triton 3.9 spills 68 bytes of it on sm_90", strict=False)
 @pytest.mark.parametrize("segment", [0, 64])
 def test_a_tracked_scan_in_segments_fits_and_runs_on_matrix_units(segment: int) -> None:
     config = table("sm_90")["scan.walk"][0][1]
@@ -255,4 +253,6 @@ def test_a_tracked_scan_in_segments_fits_and_runs_on_matrix_units(segment: int) 
     kernels = compiled("90", (case, ops.prefill))
     assert len(kernels) == 2 + (segment > 0)
     assert_fit(kernels)
-    assert all("wgmma.mma_async" in kernel.assembly for kernel in kernels)
+    for kernel in kernels:  # a chunk of 32 tokens is too small for what needs 64 rows
+        unit = "mma.sync" if kernel.name == "scan_prepare" else "wgmma.mma_async"
+        assert unit in kernel.assembly

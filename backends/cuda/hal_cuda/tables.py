@@ -50,6 +50,11 @@ _HOPPER: Final[Table] = {
         (262144, Config({"BP": 4}, warps=1, evict="evict_first")),
         (UNBOUNDED, Config({"BP": 16}, warps=1)),
     ),
+    "scan.walk": (
+        (256, Config({"BP": 64, "BT": 32, "SEG": 2048}, warps=4, stages=2)),
+        (UNBOUNDED, Config({"BP": 64, "BT": 32, "BJ": 32}, warps=4, stages=3)),
+    ),
+    "scan.walk.float32": ((UNBOUNDED, Config({"BP": 16, "BT": 16}, warps=4, stages=2)),),
     "scan.decode.channel": ((UNBOUNDED, Config({"BP": 32}, warps=1)),),
     "scan.recurrent": (
         (8192, Config({"BP": 16}, warps=1)),
