@@ -152,9 +152,10 @@ def _ending(debug: bool) -> Iterator[None]:
 
 
 def _refusal(error: Unsupported) -> str:
-    """The whole text, or one line where only the plugin is at fault."""
-    alone = {reason.code for reason in error.reasons} <= NO_PLUGIN
-    return f"{error.refusal.headline()}; fix: {error.refusal.fix()}" if alone else str(error)
+    """The whole text and its notes, or one line where only the plugin is at fault."""
+    if {reason.code for reason in error.reasons} <= NO_PLUGIN:
+        return f"{error.refusal.headline()}; fix: {error.refusal.fix()}"
+    return "\n".join((str(error), *vars(error).get("__notes__", ())))
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,10 @@
 """Where a declared set or range is tested: its borders, something odd between, and one beyond."""
 
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Final
+
+FEW: Final = 8
+"""So many members are all tested."""
 
 
 def members(values: Collection[int]) -> list[int]:
@@ -13,6 +16,12 @@ def members(values: Collection[int]) -> list[int]:
     strange = [v for v in inside[1:-1] if v & (v - 1)] or inside[1:-1]
     odd = [v for v in strange if v % 2] or strange
     return [inside[0], min(odd, key=lambda v: abs(v - middle)), inside[-1]]
+
+
+def each(values: Collection[int]) -> list[int]:
+    """Every member where there are few, since kernels are written out for each; else borders."""
+    inside = sorted(value for value in values if value > 0)
+    return inside if len(inside) <= FEW else members(inside)
 
 
 def typical(values: Collection[int], wanted: int) -> int:

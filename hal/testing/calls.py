@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
-from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from hal.testing import edits
 from hal.testing.compare import agree, same_bits, same_pools
 from hal.testing.drafts import call_of
-from hal.testing.metric import by_head, worst
+from hal.testing.far import Far
+from hal.testing.metric import name_of, worst
 from hal.testing.rows import NAN, clone_view, i32
 
 if TYPE_CHECKING:
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
     from hal.testing.plan import Trial
     from hal.testing.subject import Subject
 
-LONG = 70
+LONG = 140
 
 
 class Calls:
@@ -36,12 +33,13 @@ class Calls:
         kinds = [(0, "fork"), (3, "fork"), (0, "continue"), (0, "fork"), (4, "fork"), (0, "fork")]
         case = edits.with_free(packed_trial.case(kinds, pads=2))
         case.check(call, packed_trial.kind)
-        empty = edits.with_free(packed_trial.case([(0, "continue"), (0, "fork")], pads=3))
-        got, pools = empty.run_all(call)
-        assert not got.any(), "pads are not zero"
-        assert same_pools(pools, {name: empty.args[name] for name in empty.pools}), (
-            "a state changed"
-        )
+        for pads in (3, 0):
+            empty = edits.with_free(packed_trial.case([(0, "continue"), (0, "fork")], pads=pads))
+            got, pools = empty.run_all(call)
+            assert not got.any(), "pads are not zero"
+            assert same_pools(pools, {name: empty.args[name] for name in empty.pools}), (
+                "a state changed"
+            )
 
     def test_no_rows_give_an_empty_result(self, hal_subject: Subject, trial: Trial) -> None:
         """B = 0 and T = 0 are legal."""
@@ -61,6 +59,7 @@ class Calls:
         call = call_of(hal_subject, strided_trial)
         for gap in (1, 8):
             strided_trial.case(gap=gap, strided=True).check(call, strided_trial.kind)
+        edits.spread(strided_trial.case()).check(call, strided_trial.kind)
 
     def test_a_given_result_is_filled_and_returned(
         self, hal_subject: Subject, trial: Trial
@@ -122,36 +121,27 @@ class Calls:
             limits = steps[0].limits(decode_trial.kind, number)
             agree(same, got, pools, want, exact, limits)
 
-    def test_slots_beyond_32_bits_are_addressed(self, hal_subject: Subject, trial: Trial) -> None:
+    def test_slots_beyond_32_bits_are_addressed(
+        self, hal_subject: Subject, plain_trial: Trial
+    ) -> None:
         """Slots whose first element lies past 2^32 are read and written, and no wrapped one."""
-        case = trial.case([(1 if trial.decode else 3, "continue")], pads=0)
-        name, small = case.pools[0], case.args[case.pools[0]]
-        size = prod(small.shape[1:])
-        far = 2**32 // size + 2
-        with tempfile.TemporaryDirectory() as folder:
-            pools = {}
-            for each in case.pools:
-                near = case.args[each]
-                pools[each] = _huge(hal_subject.place, far + 1, near, Path(folder) / each)
-                pools[each][far] = near[case.rows.src[0]].to(pools[each].device)
-            pool, ids = pools[name], i32(far)
-            moved = case.replace(**pools, src=ids, dst=ids)
-            got = call_of(hal_subject, trial)(**moved.args, **moved.options)
-            want, ends = case.expect()
-            limits = case.limits(trial.kind)
-            end = case.held(name, ends)[0]
-            rows = replace(case.rows, src=(far,), dst=(far,))
-            mine = replace(moved, rows=rows).held(name, pool)[0].cpu()
-            assert by_head(got, want, case.heads) <= limits[0]
-            assert worst(mine, end, 1 if case.heads else 0) <= limits[1]
-            wrapped = {(far * size % 2**bits) // size for bits in (31, 32)} | {1, far - 1}
-            assert not pool[sorted(wrapped)].any(), "a slot of a wrapped offset was written"
+        case = plain_trial.case([(1 if plain_trial.decode else 3, "continue")], pads=0)
+        far = Far(hal_subject.place, case, plain_trial.kind)
+        far.check(call_of(hal_subject, plain_trial))
+
+    def test_track_points_beyond_32_bits_are_addressed(
+        self, hal_subject: Subject, track_trial: Trial
+    ) -> None:
+        """So are the slots of track points."""
+        grid = min(track_trial.offer.track)
+        case = track_trial.case([(grid + 2, "continue")], pads=0, track=grid)
+        Far(hal_subject.place, case, track_trial.kind).check(hal_subject.call(track_trial))
 
     def test_bad_arguments_are_refused_before_anything_is_written(
-        self, hal_subject: Subject, trial: Trial
+        self, hal_subject: Subject, plain_trial: Trial
     ) -> None:
         """ValueError or TypeError with the operation's name and both sizes; no state changes."""
-        call, case = call_of(hal_subject, trial), trial.case()
+        call, case = call_of(hal_subject, plain_trial), plain_trial.case()
         for label, args, words in _mistakes(case):
             wrong = case.replace(**args)
             pools = {name: clone_view(wrong.args[name]) for name in wrong.pools}
@@ -161,7 +151,7 @@ class Calls:
                 text = str(error)
             else:
                 text = "it was taken"
-            assert all(word in text for word in (trial.operation, *words)), f"{label}: {text}"
+            assert all(word in text for word in (plain_trial.operation, *words)), f"{label}: {text}"
             assert same_pools(pools, {n: wrong.args[n] for n in wrong.pools}), (
                 f"{label}: state written"
             )
@@ -172,12 +162,30 @@ def _mistakes(case: Case) -> list[tuple[str, dict[str, Any], list[str]]]:
     rows, state = len(case.rows.src), case.args[case.pools[0]]
     name = next(n for n in ("x", "q", "mixed_qkv") if n in case.args)
     tokens = case.args[name]
+    other = torch.float32 if case.dtype != torch.float32 else torch.bfloat16
+    shape = _result_of(case)
     found: list[tuple[str, dict[str, Any], list[str]]] = [
+        (
+            "a result of another dtype",
+            {"out": torch.zeros(shape, dtype=other)},
+            [name_of(other), name_of(case.dtype)],
+        ),
+        (
+            "a result of another shape",
+            {"out": torch.zeros((shape[0] + 1, *shape[1:]), dtype=case.dtype)},
+            [str(shape[0] + 1), str(shape[0])],
+        ),
         ("a row too few", {"src": case.args["src"][:-1]}, [str(rows), str(rows - 1)]),
         ("int64 slots", {"src": case.args["src"].long()}, ["int64", "int32"]),
         ("another axis", {case.pools[0]: state[..., 0]}, []),
         ("an integer input", {name: tokens.int()}, ["int32"]),
     ]
+    if not case.operation.endswith(".verify"):  # which takes no dst
+        short = {"dst": case.args["dst"][:-1]}
+        found.append(("a target too few", short, [str(rows), str(rows - 1)]))
+    if "start" in case.args:
+        short = {"start": case.args["start"][:-1]}
+        found.append(("a start too few", short, [str(rows), str(rows - 1)]))
     if case.decode:
         count = tokens.shape[0]
         fewer = {n: t[:-1] for n, t in case.tokens.items()}
@@ -190,12 +198,6 @@ def _mistakes(case: Case) -> list[tuple[str, dict[str, Any], list[str]]]:
     return found
 
 
-def _huge(place: torch.device, slots: int, like: Tensor, path: Path) -> Tensor:
-    """A dense pool whose last slots lie past 2^32 elements; on the CPU it is a file with holes."""
-    count = slots * prod(like.shape[1:])
-    if place.type != "cpu":
-        flat = torch.zeros(count, dtype=like.dtype, device=place)
-    else:
-        path.touch()
-        flat = torch.from_file(str(path), shared=True, size=count, dtype=like.dtype)
-    return flat.view(slots, *like.shape[1:])
+def _result_of(case: Case) -> tuple[int, ...]:
+    """The shape of the call's result."""
+    return tuple(case.expect()[0].shape)

@@ -26,10 +26,11 @@ def conv_case(
     gap: int = 0,
     strided: bool = False,
     track: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Case:
     """A convolution over the given rows."""
     gen = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows.tokens, channels, generator=gen).to(dtype)
+    x = (scale * torch.randn(rows.tokens, channels, generator=gen)).to(dtype)
     weight_dtype = weight_dtype or dtype
     args: dict[str, Any] = {
         "x": packed(x, rows, gap),

@@ -26,7 +26,9 @@ class Delta:
     hard: bool = False
     log_g: float | None = None
     scale: float = 1.0
+    v_scale: float = 1.0
     qk_l2norm: bool = True
+    bound: float = -5.0
     tail: bool = False
     """Whether raw gates lie about 10, up to where softplus is linear, and decay slowly."""
 
@@ -37,7 +39,7 @@ def make_gate(dims: Delta, gen: torch.Generator) -> Gate | None:
         return None
     shape = (dims.HV,) if dims.gate is GateKind.SCALAR else (dims.HV, dims.K)
     dt = torch.exp(torch.rand(shape, generator=gen) * 4.6 - 6.9)
-    bound = -5.0 if dims.gate is GateKind.SAFE else None
+    bound = dims.bound if dims.gate is GateKind.SAFE else None
     rates = 1 + 15 * torch.rand(dims.HV, generator=gen)
     A_log = torch.log(rates / 400 if dims.tail else rates)
     bias = dt + torch.log(-torch.expm1(-dt))
@@ -94,7 +96,7 @@ def delta_case(
     args: dict[str, Any] = {
         "q": packed((q * dims.scale).to(dtype), rows, gap),
         "k": packed((k * dims.scale).to(dtype), rows, gap),
-        "v": packed(v.to(dtype), rows, gap),
+        "v": packed((v * dims.v_scale).to(dtype), rows, gap),
         "a": packed(a, rows, gap),
         "b": packed(b, rows, gap),
         "gate": make_gate(dims, gen),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hal.testing.case import Case
-from hal.testing.rows import clone_view, i32
+from hal.testing.rows import NAN, clone_view, i32
 
 ROW_ARGS = ("src", "dst", "start")
 
@@ -86,6 +86,48 @@ def _renamed(slots: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 def without_rows(case: Case) -> Case:
     """No rows and no tokens."""
     return pick(case, [])
+
+
+def pads_alone(case: Case, count: int) -> Case:
+    """No rows, and tokens that belong to none; the first ones of the case."""
+    empty = pick(case, [])
+    tokens = {name: clone_view(value[:count]) for name, value in case.tokens.items()}
+    return replace(empty, rows=replace(empty.rows, pads=count)).replace(**tokens)
+
+
+def with_none(case: Case, value: int) -> Case:
+    """Absent slots are written in another way."""
+    ids = {name: case.args[name] for name in ("src", "dst")}
+    return case.replace(
+        **{name: torch.where(t < 0, value, t).to(torch.int32) for name, t in ids.items()}
+    )
+
+
+def with_start(case: Case, row: int, value: float) -> Case:
+    """The start state of one row holds `value`."""
+    args = {name: clone_view(case.args[name]) for name in case.pools}
+    for pool in args.values():
+        pool[case.rows.src[row]] = value
+    return case.replace(**args)
+
+
+def own_sources(case: Case) -> list[int]:
+    """Rows with tokens whose start state no other row reads."""
+    src = case.rows.src
+    return [row for row in filled(case) if src[row] >= 0 and src.count(src[row]) == 1]
+
+
+def spread(case: Case, gap: int = 8) -> Case:
+    """Slots of dense memory that lie apart behind an offset, as in pages that layers share."""
+    args = {}
+    for name in case.pools:
+        pool = case.args[name]
+        slots, *inner = pool.shape
+        size = pool[0].numel()
+        whole = torch.full((slots + 1, size + gap), NAN, dtype=pool.dtype)
+        args[name] = whole[1:, gap:].view(slots, *inner)
+        args[name].copy_(pool)
+    return case.replace(**args)
 
 
 def filled(case: Case) -> list[int]:

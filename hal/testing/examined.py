@@ -60,13 +60,17 @@ def examine(suite: type[ProviderSuite]) -> Examined:
 
 def _pairs(examined: Examined) -> list[tuple[Trial, Trial]]:
     """Prefill and decode of an interface where both take the same arguments."""
-    base = examined.plan.base
-    halves = [op for op in base if op.endswith(".prefill")]
     return [
-        (base[op], base[other])
-        for op in halves
-        if (other := op.replace("prefill", "decode")) in base
+        (trials[op], trials[other])
+        for trials in (examined.plan.base, examined.plan.corners)
+        for op in trials
+        if op.endswith(".prefill") and (other := op.replace("prefill", "decode")) in trials
     ]
+
+
+def _corners(examined: Examined, *ends: str) -> list[Trial]:
+    """The trials of the last words, of operations whose names end so."""
+    return [t for t in examined.plan.corners.values() if t.operation.endswith(ends)]
 
 
 def _drafts(examined: Examined) -> list[Trial]:
@@ -78,8 +82,8 @@ def _drafts(examined: Examined) -> list[Trial]:
 
 
 def _with_feature(examined: Examined, word: str) -> list[Trial]:
-    """The first trial of each operation that declares a feature."""
-    trials = (*examined.plan.base.values(), *_drafts(examined))
+    """The first trial of each operation that declares a feature, and that of its corner."""
+    trials = (*examined.plan.base.values(), *_drafts(examined), *_corners(examined, ""))
     return [trial for trial in trials if word in trial.offer.features]
 
 
@@ -91,20 +95,31 @@ def _first_of_each_dtype(trials: list[Trial]) -> list[Trial]:
     return [*first.values()]
 
 
+_PACKED: Final = (".prefill", ".prefill_fused", ".verify")
+"""How the names of operations end that take rows of any length; drafts last."""
+
+
 def _of(values: Callable[[Candidate], list[Any]]) -> Callable[[Examined], list[Any]]:
     return lambda examined: values(examined.candidate) if examined.candidate else []
 
 
 PARAMETERS: Final[Mapping[str, Callable[[Examined], list[Any]]]] = {
     "any_trial": lambda e: e.plan.trials,
-    "trial": lambda e: [*e.plan.base.values(), *_drafts(e)],
-    "packed_trial": lambda e: [t for t in e.plan.base.values() if not t.decode] + _drafts(e),
+    "trial": lambda e: [*e.plan.base.values(), *_drafts(e), *_corners(e, "")],
+    "plain_trial": lambda e: [*e.plan.base.values(), *_drafts(e)],
+    "packed_trial": lambda e: (
+        [t for t in e.plan.base.values() if not t.decode] + _drafts(e) + _corners(e, *_PACKED)
+    ),
     "dtype_trial": lambda e: _first_of_each_dtype([*e.plan.trials, *e.plan.verify]),
-    "prefill_trial": lambda e: [t for t in e.plan.base.values() if not t.decode],
+    "prefill_trial": lambda e: (
+        [t for t in e.plan.base.values() if not t.decode] + _corners(e, *_PACKED[:2])
+    ),
     "decode_trial": lambda e: [t for t in e.plan.base.values() if t.decode],
     "strided_trial": lambda e: _with_feature(e, "strided"),
     "graph_trial": lambda e: _with_feature(e, "graph"),
-    "track_trial": lambda e: [t for t in e.plan.base.values() if t.offer.track and not t.decode],
+    "track_trial": lambda e: [
+        t for t in (*e.plan.base.values(), *_corners(e, "")) if t.offer.track and not t.decode
+    ],
     "verify_trial": lambda e: e.plan.verify,
     "plain_verify_trial": _drafts,
     "pair": _pairs,

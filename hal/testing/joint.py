@@ -16,6 +16,7 @@ Point = tuple[str, Settings, Batch]
 CHUNK_EDGES: Final = ((63, "fork"), (64, "fresh"), (65, "continue"), (130, "fork"))
 KINDS: Final = ("continue", "fork", "fresh", "stateless", "twin", "score")
 LONG_ROW: Final = ((600, "fork"), (2, "continue"))
+ONE_TOKEN: Final = tuple((1, kind) for kind in ("continue", "fork", "fresh", "stateless"))
 FEW: Final = ((3, "fork"), (1, "continue"), (2, "fresh"))
 CHANNELS: Final = 1100
 HEADS: Final = 51
@@ -73,6 +74,10 @@ def large(operation: str, offer: Offer, base: Settings) -> Iterator[Point]:
     count = DECODE_ROWS if one_token else DRAFT_ROWS if verb == "verify" else PREFILL_ROWS
     pattern = ((lengths[i % len(lengths)], KINDS[i % len(KINDS)]) for i in range(1, count))
     yield f"{count} rows", {}, [(1, "fork"), *pattern]
+    if not one_token:
+        length = base.get("verify_width", 5)
+        yield "rows of one token", {}, ONE_TOKEN
+        yield f"rows of {length} tokens", {}, [(length, kind) for _, kind in ONE_TOKEN]
     if verb in ("prefill", "prefill_fused"):
         yield "long row", {}, LONG_ROW
 

@@ -13,9 +13,11 @@ from hal.model.spec import GateKind
 from hal.testing.borders import members
 from hal.testing.case import Case
 from hal.testing.conv_cases import conv_case, short_conv_case
+from hal.testing.corner import corner
 from hal.testing.delta_cases import Delta, delta_case
 from hal.testing.fused_cases import decode_fused_case, prefill_fused_case
 from hal.testing.joint import CHUNK_EDGES, Batch, large, pairwise
+from hal.testing.needs import need_of
 from hal.testing.rows import Rows, make_rows
 from hal.testing.scan_cases import Scan, scan_case
 from hal.testing.sheets import SHEETS, Settings, Sheet, common, states_with
@@ -103,7 +105,7 @@ class Trial:
             rows = [(min(n, most), kind) for n, kind in batch or self.batch or verify_batch(width)]
         if "negative_slots" not in self.offer.features:
             rows = [row for row in rows if row[1] in WITHOUT_NONE]
-        made = make_rows(rows, seed=seed, pads=0 if self.decode else pads, spare=12)
+        made = make_rows(rows, seed=seed, pads=0 if self.decode else pads, spare=20)
         made = replace(made, slots=made.slots + 1)  # nobody's slot is where index -1 leads
         if track := settings.pop("track", None):
             settings["track"] = track_points(made, track)
@@ -112,7 +114,10 @@ class Trial:
 
 
 def track_points(rows: Rows, grid: int) -> torch.Tensor:
-    """Points at the first, a middle and the last multiple of every row, and an unused one."""
+    """Points at the first, a middle and the last multiple of every row, and unused ones.
+
+    The last row comes first, since nothing promises an order.
+    """
     used = {*rows.src, *rows.dst}
     free = iter(slot for slot in range(1, rows.slots) if slot not in used)
     counts = [
@@ -121,8 +126,9 @@ def track_points(rows: Rows, grid: int) -> torch.Tensor:
         for count in sorted({grid, (n // 2) // grid * grid, n // grid * grid})
         if 0 < count <= n
     ]
-    points = [[row, count, slot] for (row, count), slot in zip(counts[:10], free, strict=False)]
-    return torch.tensor([*points, [0, grid, -1], [99, 99, -7]], dtype=torch.int32)
+    pairs = zip(counts, free, strict=False)
+    points = [[row, count, slot] for (row, count), slot in pairs][::-1]
+    return torch.tensor([[0, grid, -1], *points, [99, 99, -7]], dtype=torch.int32)
 
 
 _DELTA: Final = frozenset(f.name for f in fields(Delta))
@@ -132,7 +138,7 @@ _SCAN: Final = frozenset(f.name for f in fields(Scan))
 def _arguments(operation: str, settings: Settings) -> dict[str, Any]:
     """Settings as the case builder of the operation takes them."""
     given = {**settings}
-    for name in ("dtype", "state_dtype", "weight_dtype"):
+    for name in ("dtype", "state_dtype", "weight_dtype", "dt_dtype"):
         if name in given:
             given[name] = getattr(torch, given[name])
     if given.get("activation") == "none":
@@ -183,46 +189,18 @@ BUILDERS: Final[Mapping[str, Callable[..., Case]]] = {
 """How cases of an operation are made."""
 
 
-def need_of(operation: str, settings: Settings, offer: Offer) -> Requirement:
-    """The requirement that names every setting that a manifest declares."""
-    s = settings.get
-    bias = ("bias",) if s("bias") else ()
-    features = [name for name in ("negative_slots", "strided") if name in offer.features]
-    return Requirement(
-        operation,
-        "the conformance kit",
-        dtype=s("dtype", ""),
-        state_dtypes=(settings["state_dtype"],) if s("state_dtype") else (),
-        gates=(settings["gate"],) if s("gate") else (),
-        kind=s("kind", ""),
-        activation=s("activation", ""),
-        head_dims=_head_dims(settings),
-        ratio=s("ratio") if s("kind", "mamba2") == "mamba2" else None,
-        width=s("width"),
-        state_size=s("N"),
-        track=s("track"),
-        verify=s("verify", ""),
-        verify_width=s("verify_width"),
-        features=(*bias, *features),
-    )
-
-
-def _head_dims(settings: Settings) -> tuple[int, int] | None:
-    """(K, V) of a delta rule, (P, P) of a Mamba-2 scan; the others name none."""
-    if "K" in settings:
-        return settings["K"], settings["V"]
-    return (settings["P"],) * 2 if settings.get("kind") == "mamba2" else None
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The trials of a manifest: `base` one an operation, `trials` all, `refused` by its check.
+
+    `corners` has another one an operation, made of the last words where `base` has the first.
 
     Those of verify are apart in `verify`, since they are judged together with commit.
     `lacks` names the required fields that an offer leaves out, by operation.
     """
 
     base: dict[str, Trial] = field(default_factory=dict)
+    corners: dict[str, Trial] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
     refused: list[Trial] = field(default_factory=list)
     verify: list[Trial] = field(default_factory=list)
@@ -243,10 +221,17 @@ class Plan:
         if missing := [name for name in sheet.required if not getattr(offer, name)]:
             self.lacks[operation] = missing
             return
-        base = sheet.base(offer)
-        first = Trial(operation, "plain", base, offer)
+
+        def fits(trial: Trial) -> bool:
+            return judge(candidate, [trial.need]).fits(operation)
+
+        first = Trial(operation, "plain", sheet.base(offer), offer)
         found = [first, *_variations(first, sheet)]
-        fitting = [t for t in found if judge(candidate, [t.need]).fits(operation)]
+        last = _opposite(first, fits)
+        if last.settings != first.settings and fits(last):
+            self.corners[operation] = last
+            found += [last, *_variations(last, sheet, joint=False)]
+        fitting = [trial for trial in found if fits(trial)]
         verify = operation.endswith(".verify")
         (self.verify if verify else self.trials).extend(fitting)
         self.refused.extend(trial for trial in found if trial not in fitting)
@@ -254,8 +239,19 @@ class Plan:
             self.base[operation] = fitting[0]
 
 
-def _variations(base: Trial, sheet: Sheet) -> Iterator[Trial]:
+def _opposite(first: Trial, fits: Callable[[Trial], bool]) -> Trial:
+    """The trial of the last words, as far as they go together."""
+    settings = corner(first.offer, first.settings, lambda s: fits(replace(first, settings=s)))
+    return replace(first, label="corner", settings=settings)
+
+
+def _variations(base: Trial, sheet: Sheet, *, joint: bool = True) -> Iterator[Trial]:
     """The base with a declared field or two changed, and sizes beyond those of the base."""
+    for trial in _changed(base, sheet, joint=joint):
+        yield trial if joint else replace(trial, label=f"{base.label}, {trial.label}")
+
+
+def _changed(base: Trial, sheet: Sheet, *, joint: bool) -> Iterator[Trial]:
     offer, settings = base.offer, base.settings
     prefill = not base.decode and "verify" not in settings
     for label, changes in (*common(offer, settings), *sheet.axes(offer, settings)):
@@ -263,7 +259,7 @@ def _variations(base: Trial, sheet: Sheet) -> Iterator[Trial]:
             yield replace(base, label=label, settings={**settings, **changes})
     for label, changes, batch in (
         *large(base.operation, offer, settings),
-        *pairwise(offer, settings),
+        *(pairwise(offer, settings) if joint else ()),
     ):
         if prefill or not (batch == CHUNK_EDGES or "track" in changes):
             yield replace(base, label=label, settings={**settings, **changes}, batch=batch)

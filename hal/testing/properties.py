@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hal.testing import edits
-from hal.testing.compare import agree, same_bits, same_pools, twice
+from hal.testing.compare import agree, same_bits, same_pools, twice, unwritten
 from hal.testing.drafts import call_of
 from hal.testing.rows import NAN, changed_outside
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from hal.testing.plan import Trial
     from hal.testing.subject import Subject
 
-CUTS = ((1, 2, 3), (63, 64, 65), (2, 5), (1, 16, 17, 69))
+CUTS = ((1, 2, 3), (63, 64, 65), (2, 5), (1, 16, 17, 69), (64,))
+MANY_PADS = 150
 LONG = 70
+KINDS = ("continue", "fork", "fork", "continue", "fork")
 
 
 class Invariances:
@@ -35,7 +37,7 @@ class Invariances:
     ) -> None:
         """Split invariance: pieces that carry the state equal the whole."""
         call = hal_subject.call(prefill_trial)
-        for kind, cuts in zip(("continue", "fork", "fork", "continue"), CUTS, strict=True):
+        for kind, cuts in zip(KINDS, CUTS, strict=True):
             case = prefill_trial.case([(LONG, kind)], pads=0)
             want, ends = case.expect_all()
             pools, parts = {n: case.args[n] for n in case.pools}, []
@@ -73,15 +75,22 @@ class Invariances:
             agree(other, got, pools, want, ends, twice(case.limits(trial.kind)))
 
     def test_what_pads_hold_changes_no_bit(self, hal_subject: Subject, trial: Trial) -> None:
-        """Pad invariance: NaN, infinity and zeros in the pads give the same bits, pads zero."""
-        call, case = call_of(hal_subject, trial), trial.case()
-        want, ends = edits.with_pads(case, 0.0).run_all(call)
-        pads = [t for t in range(len(want)) if t not in case.rows.live(decode=case.decode)]
-        for value in (NAN, float("inf")):
-            got, pools = edits.with_pads(case, value).run_all(call)
-            assert same_bits(got, want), f"pads of {value} reach a result"
-            assert not got[pads].any(), "pads are not zero"
-            assert same_pools(pools, ends), f"pads of {value} reach a state"
+        """Pad invariance: NaN, infinity and zeros in the pads give the same bits, pads zero.
+
+        They follow a row without tokens or one that has some, and are more than a launch for the
+        rows alone would reach.
+        """
+        call, ends_full = call_of(hal_subject, trial), [(1, "fork"), (3, "continue")]
+        for batch in ((), () if trial.decode else ends_full):
+            case = trial.case(batch, pads=MANY_PADS)
+            case.check(call, trial.kind)
+            want, ends = edits.with_pads(case, 0.0).run_all(call)
+            pads = [t for t in range(len(want)) if t not in case.rows.live(decode=case.decode)]
+            for value in (NAN, float("inf")):
+                got, pools = edits.with_pads(case, value).run_all(call)
+                assert same_bits(got, want), f"pads of {value} reach a result"
+                assert not got[pads].any(), "pads are not zero"
+                assert same_pools(pools, ends), f"pads of {value} reach a state"
 
     def test_which_slots_rows_hold_changes_no_bit(self, hal_subject: Subject, trial: Trial) -> None:
         """Slot invariance: rows are found by their slot ids, whatever these are."""
@@ -96,17 +105,18 @@ class Invariances:
             assert same_bits(back, case.held(name, ends[name])), "states depend on slot ids"
 
     def test_only_addressed_slots_change(self, hal_subject: Subject, trial: Trial) -> None:
-        """Write set: finite sentinels in free slots, sources and between slots keep their bits."""
-        call = call_of(hal_subject, trial)
-        gap = 2 if "strided" in trial.offer.features else 0
-        for case in (edits.with_free(trial.case()), edits.with_free(trial.case(gap=gap))):
-            before = {name: value.clone() for name, value in case.tokens.items()}
-            _, pools = case.run_all(call)
+        """Write set: finite sentinels in free slots, sources and between slots keep their bits.
+
+        So do all inputs: tokens, weights, gates, slots and bounds, and memory beside them.
+        """
+        call, strided = call_of(hal_subject, trial), "strided" in trial.offer.features
+        for gap in (0, 2 * strided):
+            case = edits.with_free(trial.case(gap=gap, strided=gap > 0))
+            with unwritten(case.args | case.options, case.pools):
+                _, pools = case.run_all(call)
             for name in case.pools:
                 stray = changed_outside(case.args[name], pools[name], case.rows.written(case.track))
                 assert stray == 0, f"{stray} elements outside the write set of {name} changed"
-            for name, value in before.items():
-                assert same_bits(case.args[name], value), f"input {name} changed"
 
     def test_a_fresh_row_reads_nothing_of_its_slot(
         self, hal_subject: Subject, trial: Trial
@@ -121,15 +131,18 @@ class Invariances:
             assert same_bits(mine, right), "a state depends on what a slot held before"
 
     def test_nan_of_a_row_reaches_no_other(self, hal_subject: Subject, trial: Trial) -> None:
-        """A row full of NaN leaves the bits of every other row, and their states."""
+        """A row full of NaN, or started from it, leaves the bits and states of every other."""
         call, case = call_of(hal_subject, trial), trial.case()
         want, ends = case.run_all(call)
-        for row in (edits.filled(case)[0], edits.filled(case)[-1]):
-            got, pools = edits.with_row(case, row, NAN).run_all(call)
+        full, started = edits.filled(case), edits.own_sources(case)
+        broken = [(row, edits.with_row(case, row, NAN)) for row in (full[0], full[-1])]
+        broken += [(row, edits.with_start(case, row, NAN)) for row in (started[0], started[-1])]
+        for row, other in broken:
+            got, pools = other.run_all(call)
             span = case.rows.spans()[row]
             others = [t for t in range(len(want)) if not span.start <= t < span.stop]
             assert same_bits(got[others], want[others]), "NaN of a row reaches another"
-            hit = {0, case.rows.dst[row]}
+            hit = {0, case.rows.dst[row], case.rows.src[row]}
             for name in case.pools:
                 stray = changed_outside(ends[name], pools[name], hit)
                 assert stray == 0, "NaN of a row reaches another state"

@@ -102,7 +102,7 @@ def poisoned_pool(
     return pool
 
 
-def _whole(view: Tensor) -> Tensor:
+def whole_of(view: Tensor) -> Tensor:
     """Every byte of the storage under a view, as integers."""
     storage = torch.empty(0, dtype=view.dtype).set_(view.untyped_storage())
     return storage.view({4: torch.int32, 2: torch.int16}[view.element_size()])
@@ -120,7 +120,7 @@ def changed_outside(before: Tensor, after: Tensor, slots: set[int]) -> int:
     marks = clone_view(after)
     for slot in slots:
         marks[slot] = before[slot]
-    return int((_whole(marks) != _whole(before)).sum())
+    return int((whole_of(marks) != whole_of(before)).sum())
 
 
 def packed(values: Tensor, rows: Rows, gap: int = 0) -> Tensor:

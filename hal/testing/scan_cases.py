@@ -27,6 +27,8 @@ class Scan:
     dt_bias: bool = True
     D: bool = True
     z: bool = False
+    x_scale: float = 1.0
+    dt_dtype: torch.dtype | None = None
     tail: bool = False
     """Whether raw dt lies about 10, up to where softplus is linear, and decays slowly."""
 
@@ -69,10 +71,12 @@ def scan_inputs(
     if dims.tail:
         dt = 10 + 8 * dt
     B, noise = (torch.randn(tokens, dims.groups, dims.N, generator=gen) for _ in range(2))
+    x = x * dims.x_scale
     named = {"x": x, "dt": dt, "B": B, "C": B + 0.5 * noise, "z": z}
     absent = {"dt": dims.kind == "lightning", "z": not dims.z}
+    own = {"dt": dims.dt_dtype or dtype}
     return {
-        name: None if absent.get(name) else packed(tensor.to(dtype), rows, gap)
+        name: None if absent.get(name) else packed(tensor.to(own.get(name, dtype)), rows, gap)
         for name, tensor in named.items()
     } | _rates(dims, gen)
 

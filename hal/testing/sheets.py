@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hal.testing.borders import members, pairs, typical
+from hal.testing.borders import each, members, pairs, typical
 from hal_registry import DTYPES, LAYOUTS, Offer
 
 Settings = Mapping[str, Any]
@@ -41,12 +41,13 @@ def _conv_base(offer: Offer) -> Settings:
 
 
 def _conv_axes(offer: Offer, base: Settings) -> Axis:
-    yield from ((f"width={width}", {"width": width}) for width in members(offer.widths))
+    yield from ((f"width={width}", {"width": width}) for width in each(offer.widths))
     yield from ((f"activation={word}", {"activation": word}) for word in offer.activations)
     yield from ((f"channels={n}", {"channels": n}) for n in (1, 7, 100))
     yield "without bias", {"bias": False}
     half = [name for name in offer.dtypes if name != "float32"]
     yield from (("float32 weight", {"dtype": n, "weight_dtype": "float32"}) for n in half[:1])
+    yield "large inputs", {"scale": 300.0}
 
 
 def _delta_base(offer: Offer) -> Settings:
@@ -82,6 +83,8 @@ def _delta_axes(offer: Offer, base: Settings) -> Axis:
         yield f"gate={gate}", {"gate": gate}
         if not gate.startswith("ready_"):
             yield f"gate={gate}, tail", {"gate": gate, "tail": True}
+        if gate == "safe":
+            yield "gate=safe, bound of -1", {"gate": gate, "bound": -1.0}
         if gate.startswith("ready_"):
             yield from ((f"gate={gate}, g={g}", {**doubled, "log_g": g}) for g in (-1e-3, -1e-4))
     for pair in pairs(offer.head_dims):
@@ -91,6 +94,7 @@ def _delta_axes(offer: Offer, base: Settings) -> Axis:
     yield "H=1", {"H": 1}
     yield f"H=3, HV/H={odd}", {"H": 3, "ratio": odd}
     yield "inputs of 1e-4", {"scale": 1e-4}
+    yield "large values", {"v_scale": 300.0}
 
 
 def _plain_axes(offer: Offer, base: Settings) -> Axis:
@@ -110,7 +114,7 @@ def _fused_base(offer: Offer) -> Settings:
 
 def _fused_axes(offer: Offer, base: Settings) -> Axis:
     yield from _norm_axes(offer, base)
-    yield from ((f"width={width}", {"width": width}) for width in members(offer.widths))
+    yield from ((f"width={width}", {"width": width}) for width in each(offer.widths))
     rings = [name for name in offer.layouts if name in LAYOUTS["conv"]]
     yield from ((f"conv layout={name}", {"conv_layout": name}) for name in rings)
 
@@ -148,6 +152,9 @@ def _scan_axes(offer: Offer, base: Settings) -> Axis:
         yield from ((f"H/G={ratio}", {"ratio": ratio}) for ratio in members(offer.ratios))
     yield from ((f"G={groups}", {"G": groups}) for groups in (1, 3))
     yield "without D and dt bias", {"D": False, "dt_bias": False}
+    yield "large inputs", {"x_scale": 100.0}
+    half = [name for name in offer.dtypes if name != "float32"]
+    yield from (("float32 dt", {"dtype": name, "dt_dtype": "float32"}) for name in half[:1])
     yield "dt as it is", {"dt_softplus": False, "dt_bias": False, "dt_limit": (0.001, 0.1)}
 
 

@@ -135,3 +135,6 @@ def _write_back(here: Any, there: Any) -> None:
     elif isinstance(here, (list, tuple)):
         for mine, other in zip(here, there, strict=True):
             _write_back(mine, other)
+    elif is_dataclass(here) and not isinstance(here, type):
+        for each in fields(here):
+            _write_back(getattr(here, each.name), getattr(there, each.name))

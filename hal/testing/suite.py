@@ -18,6 +18,7 @@ from hal.cli.matrix import example
 from hal.device import Device
 from hal.runtime.pool import RESERVED, Pool
 from hal.testing import refusals
+from hal.testing.between import Between
 from hal.testing.calls import Calls
 from hal.testing.guard import SAME, changes
 from hal.testing.limits import Bounds
@@ -167,7 +168,9 @@ class Declaration:
                 raise AssertionError(f"it was selected without {cause}")
 
 
-class ProviderSuite(Declaration, Sidecar, Invariances, Calls, Bounds, Graphs, Verification):
+class ProviderSuite(
+    Declaration, Sidecar, Invariances, Calls, Bounds, Between, Graphs, Verification
+):
     """Subclass it and name a provider; the manifest says what is tested.
 
     `stand_in` is a torch device whose tensors take the place of the provider's device, for an

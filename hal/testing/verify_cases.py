@@ -17,6 +17,7 @@ from torch import Tensor
 from hal import reference
 from hal.interfaces import Scratch
 from hal.testing.case import Case, Errors
+from hal.testing.compare import unwritten
 from hal.testing.rows import NAN, Rows, changed_outside, clone_view, i32
 from hal_registry import interface_of
 
@@ -147,12 +148,16 @@ class VerifyCase:
     def start(self, served: Served, spec: ScratchSpec, *, out: Tensor | None = None) -> Flight:
         """Verify on a copy of the pool, and leave it uncommitted."""
         state, scratch = clone_view(self.case.args["state"]), self.scratch(spec)
-        result = served.verify(**self.verify_args(state), scratch=scratch, out=out)
+        args = self.verify_args(state)
+        with unwritten(args, ["state"]):
+            result = served.verify(**args, scratch=scratch, out=out)
         return Flight(result, clone_view(state), state, scratch)
 
     def land(self, served: Served, flight: Flight) -> None:
         """Commit what was verified."""
-        served.commit(**self.commit_args(flight.state), scratch=flight.scratch)
+        args = self.commit_args(flight.state)
+        with unwritten(args, ["state"]):
+            served.commit(**args, scratch=flight.scratch)
 
     def committed(self) -> Rows:
         """The rows as commit sees them: with the tokens of the accepted path."""

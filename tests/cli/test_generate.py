@@ -338,6 +338,21 @@ def test_a_pair_that_is_refused_prints_its_reasons(folder: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("name", ["inkling_text", "inkling2_text", "recurrent_gemma"])
+def test_a_refusal_by_the_device_says_that_no_provider_makes_the_runner_drive_it(
+    folder: Path, name: str
+) -> None:
+    """Who installs what is missing would otherwise meet the second refusal only then."""
+    from hal.integrations.transformers.families import LEFT_ALONE
+    from support.models import CONFIGS
+
+    shutil.copy(CONFIGS / f"{name}.json", folder / "config.json")
+    *_, fix, note = run(folder, "--ids", "5").stderr.splitlines()
+    assert fix.startswith("  Fix: install a provider for cpu that offers ")
+    assert note.startswith("  With such a provider an engine may serve it; ")
+    assert note.endswith(f"does not drive {name}: {LEFT_ALONE[name]}.")
+
+
 def test_debug_shows_the_traceback_above_the_line(folder: Path) -> None:
     shutil.rmtree(folder)
     result = run(folder, "--ids", "5", "--debug")

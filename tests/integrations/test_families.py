@@ -32,7 +32,10 @@ def test_a_family_left_alone_is_refused_with_its_reason(name: str) -> None:
 
 
 def test_a_family_without_seams_is_refused_on_one_line() -> None:
-    with pytest.raises(Undriven, match=r"not drive unheard_of: no seam.*it drives bailing") as info:
+    with pytest.raises(
+        Undriven,
+        match=r"not drive unheard_of: no seam.*serve it in an engine; this runner drives bailing",
+    ) as info:
         check_driven("unheard_of")
     assert "\n" not in str(info.value)
 

@@ -50,10 +50,13 @@ MANIFESTS: dict[str, dict[str, Offer]] = {
         op: replace(CONV, features=("bias",), track=()) for op in ("conv.prefill", "conv.decode")
     },
 }
-COPIES_POOLS = "test_slots_beyond_32_bits_are_addressed"
+COPIES_POOLS = {
+    "test_slots_beyond_32_bits_are_addressed",
+    "test_track_points_beyond_32_bits_are_addressed",
+}
 """The oracle copies whole pools, so it cannot be asked for one of 16 GiB."""
 
-TESTS = sorted(n for n in dir(ProviderSuite) if n.startswith("test_") and n != COPIES_POOLS)
+TESTS = sorted({n for n in dir(ProviderSuite) if n.startswith("test_")} - COPIES_POOLS)
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -78,7 +81,7 @@ def _no_wide_rings(need: Any) -> Any:
 def test_what_the_manifests_own_check_refuses_is_not_run() -> None:
     manifest = manifest_of(OracleProvider, offers=MANIFESTS["rings"], check=_no_wide_rings)
     plan = Plan.of(manifest)
-    assert [trial.label for trial in plan.refused] == ["width=7", "width=7"]
+    assert [trial.label for trial in plan.refused] == ["width=7", "corner, width=7"] * 2
     assert all(trial.settings["width"] != 7 for trial in plan.trials)
     assert not any(outcomes(suite_of(manifest), "test_what_its_check_refuses_has_a_reason"))
 
@@ -102,6 +105,33 @@ def test_a_ring_that_is_written_as_a_window_is_caught() -> None:
     suite = suite_of(manifest_of(Shifted, offers=MANIFESTS["rings"]))
     test = "test_every_declared_point_equals_the_oracle"
     assert any(outcomes(suite, test, "conv.decode"))
+
+
+def test_track_points_on_the_grid_of_the_batch_are_caught() -> None:
+    """A chunk begins with its row, and not where a multiple of the grid falls in the batch."""
+
+    def on_the_batch(call: Any) -> Any:
+        def wrong(**args: Any) -> Any:
+            track = args.get("track")
+            if track is None:
+                return call(**args)
+            begins, moved = args["query_start_loc"], track.clone()
+            for point in (point for point in moved if point[2] >= 0):
+                begin = int(begins[point[0]])
+                point[1] = max(1, (begin + int(point[1])) // 64 * 64 - begin)
+            return call(**{**args, "track": moved})
+
+        return wrong
+
+    class Flat(OracleProvider):
+        def __init__(self, device: str, options: Any) -> None:
+            super().__init__(device, options)
+            rule = self.delta_rule
+            rule.prefill = on_the_batch(rule.prefill)  # type: ignore[attr-defined]
+
+    suite = suite_of(manifest_of(Flat, offers=MANIFESTS["pairs and coarse tracking"]))
+    test = "test_every_declared_point_equals_the_oracle"
+    assert any(outcomes(suite, test, "delta_rule.prefill"))
 
 
 def test_a_device_of_its_own_memory_gets_copies_and_gives_its_writes_back() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hal import interfaces, reference
-from hal.runtime.checks import check_conv, check_delta, check_rows, check_same
+from hal.runtime.checks import check_conv, check_delta, check_out, check_rows, check_same
 from hal.testing.fused_cases import _oracle
 from hal.testing.rows import Rows
 from hal_cpu.provider import TorchProvider
@@ -133,6 +133,7 @@ class OracleProvider(TorchProvider):
             if verb == "decode" and args["conv_weight"].shape[0] != x.shape[1]:
                 sizes = f"{x.shape[1]} channels, weight has {args['conv_weight'].shape[0]}"
                 raise ValueError(f"{name}: mixed_qkv has {sizes}")
+            check_out(name, args["out"], (len(x), heads, V), x.dtype)
             dims = _Dims(key_heads, heads, K, V, args["gate"] and args["gate"].kind)
             layout = self._conv if verb == "decode" else ""
             result, pools = _oracle(dims, self._recurrent, layout)(**_given(args))
@@ -148,4 +149,5 @@ class _Dims:
 
 def _check(name: str, args: dict[str, Any], tokens: Tensor) -> None:
     bounds = args.get("query_start_loc")
-    check_rows(name, tokens.shape[0], args["src"], (("dst", args["dst"]),), bounds)
+    others = [(index, args[index]) for index in ("dst", "start") if index in args]
+    check_rows(name, tokens.shape[0], args["src"], others, bounds)

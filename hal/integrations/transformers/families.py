@@ -47,8 +47,18 @@ def check_driven(model_type: str) -> None:
         return
     why = LEFT_ALONE.get(model_type, "no seam of its modules is mapped")
     raise Undriven(
-        f"the transformers runner does not drive {model_type}: {why}; "
-        f"it drives {', '.join(sorted(DRIVEN))}"
+        f"the transformers runner does not drive {model_type}: {why}; serve it in an engine; "
+        f"this runner drives {', '.join(sorted(DRIVEN))}"
+    )
+
+
+def left_alone(model_type: str) -> str:
+    """What a refusal by the device leaves out: that this runner does not drive the family."""
+    if model_type not in LEFT_ALONE:
+        return ""
+    return (
+        f"  With such a provider an engine may serve it; the transformers runner does not drive "
+        f"{model_type}: {LEFT_ALONE[model_type]}."
     )
 
 

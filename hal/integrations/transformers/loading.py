@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from hal.errors import ConfigError, WeightsError
 from hal.integrations.transformers.checkpoint import Checkpoint, inspect_folder
-from hal.integrations.transformers.families import check_driven, check_verified
+from hal.integrations.transformers.families import check_driven, check_verified, left_alone
 from hal.integrations.transformers.runner import Runner
 from hal.options import Options, Speculative
+from hal.refusal import Unsupported
 from hal.selection import Selection, choose
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ def open_folder(
     model_type = _model_type(folder)
     drafts = None if speculative is None else Speculative(speculative)
     options = Options(dtype=dtype, speculative=drafts, prefix_cache=prefix_cache, ready_gates=True)
-    selection = choose(device, folder, options)
+    try:
+        selection = choose(device, folder, options)
+    except Unsupported as error:
+        if note := left_alone(model_type):
+            error.add_note(note)
+        raise
     check_driven(model_type)
     if drafts is not None:
         check_verified(selection.model)
