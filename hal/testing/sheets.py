@@ -151,11 +151,14 @@ def _scan_axes(offer: Offer, base: Settings) -> Axis:
         yield from ((f"P={dim}", {"P": dim}) for dim in members(_singles(offer)))
         yield from ((f"H/G={ratio}", {"ratio": ratio}) for ratio in members(offer.ratios))
     yield from ((f"G={groups}", {"G": groups}) for groups in (1, 3))
-    yield "without D and dt bias", {"D": False, "dt_bias": False}
     yield "large inputs", {"x_scale": 100.0}
     half = [name for name in offer.dtypes if name != "float32"]
     yield from (("float32 dt", {"dtype": name, "dt_dtype": "float32"}) for name in half[:1])
-    yield "dt as it is", {"dt_softplus": False, "dt_bias": False, "dt_limit": (0.001, 0.1)}
+    for kind in (kind for kind in offer.kinds if kind != "lightning"):
+        bare = {"kind": kind, "dt_bias": False}
+        yield f"kind={kind}, without D and dt bias", {**bare, "D": False}
+        limit = (0.001, 0.1)
+        yield f"kind={kind}, dt as it is", {**bare, "dt_softplus": False, "dt_limit": limit}
 
 
 def _layout(offer: Offer, state: str) -> str:

@@ -259,6 +259,16 @@ def dropped_in_half(**names: Any) -> Mutation:
     return shown(lambda args: names if half(args) else {})
 
 
+def softplus_of_half(call: Call) -> Call:
+    """Steps that come ready are run through softplus by one kernel of 16 bits."""
+
+    def wrong(**args: Any) -> Tensor:
+        stepped = half(args) and args["x"].ndim == 3 and args["dt"] is not None
+        return call(**{**args, "dt_softplus": stepped or args["dt_softplus"]})
+
+    return wrong
+
+
 def wrong_in_half(where: Callable[[Args], bool]) -> Mutation:
     """A kernel that is compiled for 16 bits and one size is wrong."""
     return left(lambda args, result: result.mul_(1.1) if half(args) and where(args) else result)

@@ -97,6 +97,7 @@ LIARS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("float32 dt", (SCAN_1,), shown(liars.steps_rounded), PARITY),
     ("z in 16 bits", SCANS, liars.dropped_in_half(z=None), PARITY),
     ("limits in 16 bits", SCANS, liars.dropped_in_half(dt_limit=(0.0, float("inf"))), PARITY),
+    ("softplus in 16 bits", SCANS, liars.softplus_of_half, PARITY),
     (
         "width 3 in 16 bits",
         CONVS,

@@ -75,15 +75,13 @@ def test_an_expected_failure_that_passes_fails_the_run(pytester: Any) -> None:
 
 
 def test_an_expected_failure_that_fails_is_counted_as_such(pytester: Any) -> None:
-    failures = {
-        f"{test}[conv.decode: width=9]": ISSUE
-        for test in ("test_every_declared_point_equals_the_oracle",)
-    }
+    test = "test_every_declared_point_equals_the_oracle"
+    failures = {f"{test}[conv.decode: {label}]": ISSUE for label in ("width=9", "corner, width=9")}
     body = f"    expected_failures = {failures!r}\n"
     result = run(pytester, body, "--hal-report", "out.json", manifest="widths=(3, 4, 9), lie=True")
     assert result.ret == pytest.ExitCode.OK, result.stdout.str()
     report = json.loads((pytester.path / "out.json").read_text())
-    assert report["providers"][0]["operations"]["conv.decode"]["expected"] == 1
+    assert report["providers"][0]["operations"]["conv.decode"]["expected"] == 2
 
 
 def test_an_expected_failure_of_a_test_that_is_not_there_is_an_error(pytester: Any) -> None:
