@@ -15,10 +15,11 @@ from hal.testing.case import Case
 from hal.testing.conv_cases import conv_case, short_conv_case
 from hal.testing.corner import corner
 from hal.testing.delta_cases import Delta, delta_case
+from hal.testing.edits import with_pads
 from hal.testing.fused_cases import decode_fused_case, prefill_fused_case
 from hal.testing.joint import CHUNK_EDGES, Batch, large, pairwise
 from hal.testing.needs import need_of
-from hal.testing.rows import Rows, make_rows
+from hal.testing.rows import NAN, Rows, make_rows
 from hal.testing.scan_cases import Scan, scan_case
 from hal.testing.sheets import SHEETS, Settings, Sheet, common, states_with
 from hal_registry import Candidate, Manifest, Offer, Requirement, interface_of, judge
@@ -110,7 +111,8 @@ class Trial:
         if track := settings.pop("track", None):
             settings["track"] = track_points(made, track)
         case = BUILDERS[self.operation](made, seed=seed, **_arguments(self.operation, settings))
-        return replace(case, operation=self.operation)
+        case = replace(case, operation=self.operation)
+        return with_pads(case, NAN) if self.decode else case
 
 
 def track_points(rows: Rows, grid: int) -> torch.Tensor:

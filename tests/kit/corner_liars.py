@@ -214,6 +214,12 @@ def pads_folded_in(call: Call) -> Call:
     return wrong
 
 
+def pad_rows_of_lightning_leak(args: Args, result: Tensor) -> None:
+    """The decode of one kind ends in a sum over all rows, times zero, pad rows among them."""
+    if args["dt"] is None:
+        result.add_(0 * args["x"].sum())
+
+
 def any_result(call: Call) -> Call:
     """A result of any dtype and shape is filled as far as it goes."""
 

@@ -89,6 +89,7 @@ LIARS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ),
     ("many pads", (*PREFILLS, *EVERY), left(liars.many_pads_unwritten), PADS),
     ("pads folded in", PREFILLS, liars.pads_folded_in, PADS),
+    ("pad rows of lightning", (SCAN_1,), left(liars.pad_rows_of_lightning_leak), PARITY),
     ("any result", ALL, liars.any_result, ERRORS),
     ("NaN of a state leaks", ALL, liars.nan_of_a_state_leaks, NAN),
     ("targets filled up", (*PREFILLS, *DECODES), shown(liars.targets_filled_up), ERRORS),

@@ -24,7 +24,7 @@ FEW = (
     "delta_rule.verify: plain",
     "delta_rule.prefill: dtype=bfloat16",
 )
-"""One trial of each form; `python tests/npu/vendored.py` runs all, in a quarter of an hour."""
+"""One trial of each form; `python tests/npu/vendored.py` runs all, which takes much longer."""
 
 needs_checkout = pytest.mark.skipif(
     not os.environ.get(VARIABLE) or find_spec("triton") is None,
