@@ -27,10 +27,10 @@ from typing import Any
 import proof
 import rows as lines
 import sanitize
-import timing
 import torch
 import triton
 
+from hal.bench import card_timing as timing
 from hal_triton.tuning import Config
 from support import device_checks as checks
 

@@ -17,6 +17,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "doctor": "Show plugins, versions, faults and clashes.",
     "generate": "Generate text with real weights.",
     "verify": "Check that an engine serves a model consistently.",
+    "bench": "Time providers beside installed peers.",
+    "tune": "Make a table of block sizes for a card.",
     "new-provider": "Write a provider's distribution.",
 }
 """Commands with their short help; the function of a command has the name of its module."""

@@ -13,6 +13,7 @@ EXTRAS: Final = {
     "transformers": "hf",
     "safetensors": "hf",
     "tokenizers": "hf",
+    "matplotlib": "bench",
 }
 """The extra of hybrid-hal that brings a library."""
 

@@ -6,9 +6,9 @@ import math
 import timeit
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 import torch
-import triton.testing
 
 Call = Callable[[], object]
 
@@ -29,8 +29,14 @@ def graph_us(calls: Sequence[Call], *, replays: int = 7, at_least: int = 24) -> 
     return median(_replay_us(graph) / len(held) for _ in range(replays + 2))
 
 
+def _events() -> tuple[Any, Any]:
+    """Two marks in the device's own queue."""
+    event: Any = torch.cuda.Event
+    return event(enable_timing=True), event(enable_timing=True)
+
+
 def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = _events()
     torch.cuda.synchronize()
     start.record()
     graph.replay()
@@ -40,8 +46,23 @@ def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def eager_us(call: Call, rep: int = 60) -> float:
-    """Microseconds of an eager call behind a flushed L2, median."""
+    """Microseconds of an eager call behind a flushed L2, median; needs Triton."""
+    import triton.testing
+
     return float(triton.testing.do_bench(call, warmup=10, rep=rep, return_mode="median")) * 1e3
+
+
+def queued_us(call: Call, number: int = 10) -> float:
+    """Microseconds of an eager call among others of itself, with nothing between them."""
+    start, end = _events()
+    call()
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(number):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3 / number
 
 
 def host_us(call: Call, number: int = 500) -> float:

@@ -1,0 +1,175 @@
+"""Everybody on one shape: each is held to the oracle, then those that are right are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from typing import Final
+
+import torch
+
+from hal.bench.entrant import Attempt, Entrant, NotComparable, Outcome, of_provider
+from hal.bench.judge import Verdict, checked_lengths, judge, like
+from hal.bench.peers import Peer
+from hal.bench.present import Present
+from hal.bench.shapes import Shape
+from hal.bench.timers import Timer
+from hal.device import Device
+from hal.testing.case import Case, Pools
+from hal.testing.plan import Trial
+from hal_registry import Failure, attempt
+
+RIGHT: Final = "right"
+WRONG: Final = "wrong"
+FAILED: Final = "failed"
+SKIPPED: Final = "not comparable"
+VERDICTS: Final = (RIGHT, WRONG, FAILED, SKIPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One entrant on one shape: the verdict, and its readings in microseconds where it is right.
+
+    `rows` are the lengths on which the oracle was run. `why` says what is wrong.
+    """
+
+    operation: str
+    shape: str
+    dtype: str
+    entrant: str
+    version: str
+    verdict: str
+    rows: tuple[int, ...] = ()
+    check: Verdict | None = None
+    why: str = ""
+    cold: list[float] = field(default_factory=list)
+    warm: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A provider that serves a shape, and the trial that names it so."""
+
+    present: Present
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Everybody on one shape."""
+
+    device: Device
+    timer: Timer
+    rounds: int
+    shape: Shape
+    ours: Sequence[Ours]
+    peers: Sequence[Peer]
+
+    def lines(self) -> list[Line]:
+        """Check every entrant, then time those that are right in turn."""
+        trial, rows = self.ours[0].trial, checked_lengths(self.shape.lengths)
+        small = _case(trial, self.shape.batch(rows))
+        want, large = small.expect_all(), _case(trial, self.shape.batch(self.shape.lengths))
+        lines: list[tuple[Line, list[Attempt]]] = []
+        first: Outcome | None = None
+        for own, entrant in self._entrants():
+            cases = (small, large) if own is trial else self._cases(own, rows)
+            line = self._checked(own, entrant, cases[0], want)
+            calls: list[Attempt] = []
+            if line.verdict == RIGHT:
+                line, calls, outcome = self._prepared(line, own, entrant, cases[1], first)
+                first = first or outcome
+            lines.append((line, calls))
+        self._time([(line, [each.run for each in calls]) for line, calls in lines if calls])
+        return [line for line, _ in lines]
+
+    def _entrants(self) -> Iterator[tuple[Trial, Entrant]]:
+        """The providers, then the peers at the first provider's trial."""
+        for own in self.ours:
+            provider = own.present.provider(own.trial.layouts)
+            candidate = own.present.candidate
+            yield own.trial, of_provider(candidate.name, candidate.version, provider)
+        for peer in self.peers:
+            for entrant in peer.entrants(self.shape.operation):
+                yield self.ours[0].trial, entrant
+
+    def _cases(self, trial: Trial, rows: Sequence[int]) -> tuple[Case, Case]:
+        return (
+            _case(trial, self.shape.batch(rows)),
+            _case(trial, self.shape.batch(self.shape.lengths)),
+        )
+
+    @property
+    def place(self) -> torch.device:
+        """Where tensors live."""
+        return torch.device(self.device.torch_name)
+
+    def _checked(
+        self, trial: Trial, entrant: Entrant, case: Case, want: tuple[torch.Tensor, Pools]
+    ) -> Line:
+        """One entrant against the oracle."""
+        line = partial(
+            Line, self.shape.operation, self.shape.name, trial.settings["dtype"], entrant.name,
+            entrant.version, rows=case.rows.lengths,
+        )  # fmt: skip
+        expected = want if trial is self.ours[0].trial else case.expect_all()
+        try:
+            got = entrant.make(trial, case, self.place).outcome()
+            check = judge(case, trial.kind, expected, got)
+        except NotComparable as lack:
+            return line(verdict=SKIPPED, why=str(lack))
+        except Exception as fault:  # whatever a peer raises is a finding about it
+            return line(verdict=FAILED, why=f"{type(fault).__name__}: {fault}"[:300])
+        return line(verdict=RIGHT if check.right else WRONG, check=check, why=_why(check))
+
+    def _prepared(
+        self, line: Line, trial: Trial, entrant: Entrant, case: Case, first: Outcome | None
+    ) -> tuple[Line, list[Attempt], Outcome | None]:
+        """Copies to time; at a size that no oracle saw, the outcome has to be like the first's."""
+        made = attempt(partial(self._copies, trial, entrant, case))
+        if isinstance(made, Failure):
+            return replace(line, verdict=FAILED, why=made.text[:300]), [], None
+        calls, outcome = made
+        if first is None or case.rows.lengths == line.rows or trial is not self.ours[0].trial:
+            return line, calls, outcome
+        check = like(case, trial.kind, first, outcome)
+        if check.right:
+            return line, calls, outcome
+        why = f"at the timed size it differs from {self.ours[0].present.candidate.name}: "
+        return replace(line, verdict=WRONG, check=check, why=why + _why(check)), [], None
+
+    def _copies(self, trial: Trial, entrant: Entrant, case: Case) -> tuple[list[Attempt], Outcome]:
+        """The calls of one entrant on memory of their own, and what the first of them gave."""
+        pool = case.args[case.pools[0]]
+        touched = len(case.rows.lengths) * prod(pool.shape[1:]) * pool.element_size()
+        step = trial.decode or trial.operation.endswith(".verify")
+        count = self.timer.copies(touched, step)
+        calls = [entrant.make(trial, case, self.place) for _ in range(count)]
+        outcome = calls[0].outcome()
+        pools = outcome.pools and {name: pool.clone() for name, pool in outcome.pools.items()}
+        return calls, Outcome(outcome.result.clone(), pools)
+
+    def _time(self, ready: Sequence[tuple[Line, list[Callable[[], object]]]]) -> None:
+        """Read everybody in turn, cold and warm; who begins changes from round to round."""
+        for round_ in range(self.rounds if ready else 0):
+            turn = round_ % len(ready)
+            for line, calls in (*ready[turn:], *ready[:turn]):
+                line.cold.append(self.timer.cold(calls))
+                line.warm.append(self.timer.warm(calls))
+
+
+def _case(trial: Trial, batch: Sequence[tuple[int, str]]) -> Case:
+    return trial.case(batch, pads=0)
+
+
+def _why(check: Verdict) -> str:
+    """What of a verdict is beyond its limit, "" where nothing is."""
+    if check.right:
+        return ""
+    state = "-" if check.state is None else f"{check.state:.1e}"
+    return (
+        f"errors {check.result:.1e} of the result and {state} of the state, allowed "
+        f"{check.limits[0]:.0e} and {check.limits[1]:.0e}"
+    )

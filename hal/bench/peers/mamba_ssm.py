@@ -1,0 +1,48 @@
+"""mamba_ssm's state update in Triton, by slots."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from hal.bench.entrant import Attempt, NotComparable, Outcome, moved_args, pools_with, slotted
+from hal.bench.peers import Peer, Way
+from hal.testing.case import Case
+from hal.testing.plan import Trial
+from hal_registry import load
+
+
+def state_update(
+    path: str, trial: Trial, case: Case, place: torch.device, *, given: bool = False, **more: Any
+) -> Attempt:
+    """The update that several libraries have with the same names; `given` passes a result."""
+    if case.args["x"].ndim != 3 or case.args["z"] is not None or case.args["dt"] is None:
+        raise NotComparable("its update is Mamba-2's without z here")
+    args, (pool, slots) = moved_args(case, place), slotted(case, place)
+    heads, P, N = pool.shape[1:]
+    wide = {name: args[name].unsqueeze(-1).expand(*args[name].shape, P)
+            for name in ("dt", "D", "dt_bias")}  # fmt: skip
+    out = {"out": torch.empty_like(args["x"])} if given else {}
+    run = partial(
+        load(path), state=pool, x=args["x"], B=args["B"], C=args["C"], z=None, dt_softplus=True,
+        A=args["A"].view(heads, 1, 1).expand(heads, P, N), state_batch_indices=slots, **wide,
+        **out, **more,
+    )  # fmt: skip
+    return Attempt(run, lambda got: Outcome(out.get("out", got), pools_with(case, pool[1:])))
+
+
+PEER: Final = Peer(
+    "mamba_ssm",
+    "mamba-ssm",
+    ("cuda",),
+    (
+        Way(
+            "scan.decode",
+            partial(
+                state_update, "mamba_ssm.ops.triton.selective_state_update:selective_state_update"
+            ),
+        ),
+    ),
+)
