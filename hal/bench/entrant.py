@@ -84,7 +84,12 @@ def of_provider(name: str, version: str, provider: Provider) -> Entrant:
 
 
 def _provided(provider: Provider, trial: Trial, case: Case, place: torch.device) -> Attempt:
-    args = prepared(provider, moved_args(case, place))
+    return bound(provider, trial, case, moved_args(case, place))
+
+
+def bound(provider: Provider, trial: Trial, case: Case, given: Mapping[str, Any]) -> Attempt:
+    """A provider's attempt on arguments that are there already, which it may change."""
+    args = prepared(provider, dict(given))
     interface, _, verb = trial.operation.partition(".")
     served = getattr(provider, interface)
     if verb == "verify":

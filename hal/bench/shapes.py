@@ -64,27 +64,33 @@ def default_dtype(shape: Shape) -> str:
     return "float32" if shape.on == HOST else "bfloat16"
 
 
-def _gdn(heads: int, dim: int = 128, ratio: int = 2, gate: str = "scalar") -> dict[str, Any]:
+def gdn(heads: int, dim: int = 128, ratio: int = 2, gate: str = "scalar") -> dict[str, Any]:
+    """Dims of a Gated DeltaNet layer; with another gate, of its kin."""
     return {"gate": gate, "H": heads, "ratio": ratio, "K": dim, "V": dim}
 
 
-def _kda(heads: int, gate: str = "channel") -> dict[str, Any]:
-    return _gdn(heads, ratio=1, gate=gate)
+def kda(heads: int, gate: str = "channel") -> dict[str, Any]:
+    """Dims of a Kimi Delta Attention layer."""
+    return gdn(heads, ratio=1, gate=gate)
 
 
-def _ssd(heads: int, groups: int) -> dict[str, Any]:
+def ssd(heads: int, groups: int) -> dict[str, Any]:
+    """Dims of a Mamba-2 layer."""
     return {"kind": "mamba2", "G": groups, "ratio": heads // groups, "P": 64, "N": 128}
 
 
-def _mamba1(inner: int) -> dict[str, Any]:
+def mamba1(inner: int) -> dict[str, Any]:
+    """Dims of a Mamba-1 layer of so many channels."""
     return {"kind": "mamba1", "G": 1, "ratio": inner // 64, "P": 64, "N": 16, "z": True}
 
 
-def _conv(channels: int) -> dict[str, Any]:
+def conv(channels: int) -> dict[str, Any]:
+    """Dims of the convolution in front of a layer."""
     return {"channels": channels, "width": 4, "bias": False, "activation": "silu"}
 
 
-def _drafts(dims: dict[str, Any], width: int) -> dict[str, Any]:
+def drafts(dims: dict[str, Any], width: int) -> dict[str, Any]:
+    """The same dims for chains of drafts."""
     return {**dims, "verify": "chain", "verify_width": width}
 
 
@@ -92,33 +98,33 @@ def _host() -> Iterator[Shape]:
     """What a CPU serves: few rows, short prompts, float32, gates made beforehand."""
     ready, per_channel = "ready_scalar", "ready_channel"
     for name, dims, rows in (
-        ("B4-HV32", _gdn(16, gate=ready), 4),
-        ("B1-HV32", _gdn(16, gate=ready), 1),
-        ("B8-HV8", _gdn(4, gate=ready), 8),
-        ("B4-HV4-16x16", _gdn(2, 16, gate=ready), 4),
-        ("kda-B4-H8", _kda(8, per_channel), 4),
+        ("B4-HV32-ready", gdn(16, gate=ready), 4),
+        ("B1-HV32-ready", gdn(16, gate=ready), 1),
+        ("B8-HV8-ready", gdn(4, gate=ready), 8),
+        ("B4-HV4-16x16-ready", gdn(2, 16, gate=ready), 4),
+        ("kda-B4-H8-ready", kda(8, per_channel), 4),
     ):
         yield Shape("delta_rule.decode", name, dims, (1,) * rows, HOST)
     for name, dims, tokens in (
-        ("T512-HV8", _gdn(4, gate=ready), 512),
-        ("T512-HV16", _gdn(16, ratio=1, gate=ready), 512),
-        ("T100-HV4-16x16", _gdn(2, 16, gate=ready), 100),
-        ("kda-T512-H8", _kda(8, per_channel), 512),
+        ("T512-HV8-ready", gdn(4, gate=ready), 512),
+        ("T512-HV16-ready", gdn(16, ratio=1, gate=ready), 512),
+        ("T100-HV4-16x16-ready", gdn(2, 16, gate=ready), 100),
+        ("kda-T512-H8-ready", kda(8, per_channel), 512),
     ):
         yield Shape("delta_rule.prefill", name, dims, (tokens,), HOST)
-    yield Shape("scan.prefill", "ssd-T512-H32", _ssd(32, 1), (512,), HOST)
-    yield Shape("scan.prefill", "ssd-T512-H32-G8", _ssd(32, 8), (512,), HOST)
-    yield Shape("scan.prefill", "mamba1-T512-I2048", _mamba1(2048), (512,), HOST, fresh=True)
-    yield Shape("scan.decode", "ssd-B4-H32", _ssd(32, 1), (1,) * 4, HOST)
-    yield Shape("conv.prefill", "T512-C2048", _conv(2048), (512,), HOST, fresh=True)
-    yield Shape("conv.decode", "B1-C2048", _conv(2048), (1,), HOST)
-    yield Shape("conv.decode", "B4-C8192", _conv(8192), (1,) * 4, HOST)
+    yield Shape("scan.prefill", "ssd-T512-H32", ssd(32, 1), (512,), HOST)
+    yield Shape("scan.prefill", "ssd-T512-H32-G8", ssd(32, 8), (512,), HOST)
+    yield Shape("scan.prefill", "mamba1-T512-I2048", mamba1(2048), (512,), HOST, fresh=True)
+    yield Shape("scan.decode", "ssd-B4-H32", ssd(32, 1), (1,) * 4, HOST)
+    yield Shape("conv.prefill", "T512-C2048", conv(2048), (512,), HOST, fresh=True)
+    yield Shape("conv.decode", "B1-C2048", conv(2048), (1,), HOST)
+    yield Shape("conv.decode", "B4-C8192", conv(8192), (1,) * 4, HOST)
     for operation, name, dims in (
-        ("delta_rule.verify", "B4-T4-HV8", _gdn(4)),
-        ("scan.verify", "ssd-B4-T4-H32", _ssd(32, 1)),
-        ("conv.verify", "B4-T4-C2048", _conv(2048)),
+        ("delta_rule.verify", "B4-T4-HV8", gdn(4)),
+        ("scan.verify", "ssd-B4-T4-H32", ssd(32, 1)),
+        ("conv.verify", "B4-T4-C2048", conv(2048)),
     ):
-        yield Shape(operation, name, _drafts(dims, 4), (4,) * 4, HOST)
+        yield Shape(operation, name, drafts(dims, 4), (4,) * 4, HOST)
 
 
 LONG: Final = {"16x2048": (2048,) * 16, "mix": MIX, "1x8192": (8192,)}
@@ -127,46 +133,46 @@ LONG: Final = {"16x2048": (2048,) * 16, "mix": MIX, "1x8192": (8192,)}
 
 def _card() -> Iterator[Shape]:
     """What a card serves: layers of Qwen3-Next, Kimi-Linear, Nemotron-H and LFM2."""
-    fused = {**_gdn(16), "width": 4, "bias": False, "activation": "silu"}
+    fused = {**gdn(16), "width": 4, "bias": False, "activation": "silu"}
     for rows in (1, 8, 32, 128):
         yield Shape("delta_rule.decode_fused", f"B{rows}-HV32", fused, (1,) * rows, CARD)
     for rows in (1, 32, 128):
-        yield Shape("delta_rule.decode", f"B{rows}-HV32", _gdn(16), (1,) * rows, CARD)
-        yield Shape("delta_rule.decode", f"kda-B{rows}-H32", _kda(32), (1,) * rows, CARD)
+        yield Shape("delta_rule.decode", f"B{rows}-HV32", gdn(16), (1,) * rows, CARD)
+        yield Shape("delta_rule.decode", f"kda-B{rows}-H32", kda(32), (1,) * rows, CARD)
     for verb in ("prefill", "prefill_fused"):
         for name, lengths in LONG.items():
-            yield Shape(f"delta_rule.{verb}", f"{name}-HV32", _gdn(16), lengths, CARD)
-        yield Shape(f"delta_rule.{verb}", "1x8192-HV8", _gdn(4), (8192,), CARD)
+            yield Shape(f"delta_rule.{verb}", f"{name}-HV32", gdn(16), lengths, CARD)
+        yield Shape(f"delta_rule.{verb}", "1x8192-HV8", gdn(4), (8192,), CARD)
     for name, lengths in LONG.items():
-        yield Shape("delta_rule.prefill", f"kda-{name}-H32", _kda(32), lengths, CARD)
-        yield Shape("scan.prefill", f"ssd-{name}-H128", _ssd(128, 8), lengths, CARD)
+        yield Shape("delta_rule.prefill", f"kda-{name}-H32", kda(32), lengths, CARD)
+        yield Shape("scan.prefill", f"ssd-{name}-H128", ssd(128, 8), lengths, CARD)
     yield from _card_drafts()
     yield from _card_convs()
     for rows in (1, 8, 32, 128):
-        yield Shape("scan.decode", f"ssd-B{rows}-H128", _ssd(128, 8), (1,) * rows, CARD)
+        yield Shape("scan.decode", f"ssd-B{rows}-H128", ssd(128, 8), (1,) * rows, CARD)
     for rows in (1, 128):
-        yield Shape("scan.decode", f"mamba1-B{rows}-I8192", _mamba1(8192), (1,) * rows, CARD)
+        yield Shape("scan.decode", f"mamba1-B{rows}-I8192", mamba1(8192), (1,) * rows, CARD)
     for name, lengths in (("1x2048", (2048,)), ("16x2048", (2048,) * 16)):
-        yield Shape("scan.prefill", f"mamba1-{name}-I8192", _mamba1(8192), lengths, CARD)
+        yield Shape("scan.prefill", f"mamba1-{name}-I8192", mamba1(8192), lengths, CARD)
 
 
 def _card_drafts() -> Iterator[Shape]:
     """Verify and the commit of every draft, in one reading."""
     for name, dims, rows, width in (
-        ("B32-T4-HV32", _gdn(16), 32, 4),
-        ("B128-T4-HV32", _gdn(16), 128, 4),
-        ("B128-T8-HV32", _gdn(16), 128, 8),
-        ("kda-B128-T4-H32", _kda(32), 128, 4),
+        ("B32-T4-HV32", gdn(16), 32, 4),
+        ("B128-T4-HV32", gdn(16), 128, 4),
+        ("B128-T8-HV32", gdn(16), 128, 8),
+        ("kda-B128-T4-H32", kda(32), 128, 4),
     ):
-        yield Shape("delta_rule.verify", name, _drafts(dims, width), (width,) * rows, CARD)
-    yield Shape("conv.verify", "B128-T4-C8192", _drafts(_conv(8192), 4), (4,) * 128, CARD)
-    yield Shape("scan.verify", "ssd-B128-T4-H128", _drafts(_ssd(128, 8), 4), (4,) * 128, CARD)
+        yield Shape("delta_rule.verify", name, drafts(dims, width), (width,) * rows, CARD)
+    yield Shape("conv.verify", "B128-T4-C8192", drafts(conv(8192), 4), (4,) * 128, CARD)
+    yield Shape("scan.verify", "ssd-B128-T4-H128", drafts(ssd(128, 8), 4), (4,) * 128, CARD)
 
 
 def _card_convs() -> Iterator[Shape]:
     short = {"channels": 2048, "width": 3, "bias": False}
     for operation, channels, dims in (
-        ("conv", 8192, _conv(8192)),
+        ("conv", 8192, conv(8192)),
         ("short_conv", 2048, short),
     ):
         for rows in (1, 512):

@@ -55,11 +55,11 @@ def bench(
             raise ValueError(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
         if rounds < 1:
             raise ValueError(f"--rounds {rounds}: expected at least 1")
-        _writable("--out", out)
+        writable("--out", out)
         if plot is not None:
             from hal.bench import plot as plots
 
-            _writable("--plot", plot)
+            writable("--plot", plot)
             plots.check(plot)
         from hal.bench.refusal import NotMeasured
         from hal.bench.run import Asked, measure
@@ -85,7 +85,7 @@ def bench(
         raise typer.Exit(REFUSED)
 
 
-def _writable(option: str, path: Path | None) -> None:
+def writable(option: str, path: Path | None) -> None:
     """Refuse a file whose folder is not there before minutes are spent."""
     if path is not None and not path.absolute().parent.is_dir():
         raise ValueError(f"{option} {path}: its folder does not exist; make it first")

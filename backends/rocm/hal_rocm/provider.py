@@ -9,6 +9,7 @@ from hal_rocm.probe import presence
 from hal_rocm.tables import table
 from hal_triton import provider as shared
 from hal_triton.kernels.math import silu
+from hal_triton.table_file import given
 from hal_triton.tuning import Tuning
 
 TIGHTEST: Final = "gfx1100"
@@ -22,26 +23,27 @@ class TritonProvider(shared.TritonProvider):
     """
 
     def __init__(self, device: str, options: Mapping[str, object]) -> None:
-        kind, _, index = device.partition(":")
-        if kind != "rocm":
+        if device.partition(":")[0] != "rocm":
             raise ValueError(f"rocm.triton: device is {device!r}, expected 'rocm' or 'rocm:N'")
         if "tuning" not in options:
-            options = {**options, "tuning": tuning(_arch(int(index) if index else None))}
+            options = {**options, "tuning": tuning(arch_of(device))}
         super().__init__(device, options)
 
 
-def _arch(index: int | None) -> str:
-    """The arch of a device, or `TIGHTEST`."""
-    found = presence(index)
+def arch_of(device: str) -> str:
+    """The arch of a device such as "rocm:0", or `TIGHTEST` where there is none."""
+    index = device.partition(":")[2]
+    found = presence(int(index) if index else None)
     return (found.arch if isinstance(found, Presence) else "") or TIGHTEST
 
 
 def tuning(arch: str) -> Tuning:
-    """What an arch is tuned with.
+    """What an arch is tuned with: the shipped table, under a file that the environment names.
 
     RDNA multiplies 16-bit operands alone: there the chunk solve takes three bfloat16 products. In a
     verify those fit no registers on Triton 3.6, so that what is float32 there is vector code.
     """
+    entries = given(table(arch), arch)
     if ARCHES[arch].unit == "mfma":
-        return Tuning(table(arch), silu, silu, "ieee")
-    return Tuning(table(arch), silu, silu, "bf16x3", drafts=("ieee", "ieee"))
+        return Tuning(entries, silu, silu, "ieee")
+    return Tuning(entries, silu, silu, "bf16x3", drafts=("ieee", "ieee"))

@@ -5,7 +5,8 @@ Shapes, strides, dtypes and options of a call decide everything but addresses, s
 the compiled handle beside them and hands it pointers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -46,6 +47,24 @@ class Plans(Generic[P]):
             self._plans.clear()
         self._plans[key] = plan
         return plan
+
+
+_WATCHERS: Final[list[list[Any]]] = []
+"""Lists that get the compiled kernel of every launch that goes through Triton's own front."""
+
+
+@contextmanager
+def watching() -> Iterator[list[Any]]:
+    """Collect the compiled kernels that launches inside make; an interpreter makes none.
+
+    For tools: a launch that has a handle already is not seen, so call a fresh provider inside.
+    """
+    found: list[Any] = []
+    _WATCHERS.append(found)
+    try:
+        yield found
+    finally:
+        _WATCHERS.remove(found)
 
 
 class Launch:
@@ -99,7 +118,10 @@ class Launch:
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
         """Launch through Triton, which compiles what is not compiled yet."""
         options = {"enable_fp_fusion": True, **self._options}
-        return self._kernel[self._grid](*tensors, *self._numbers, **self._constants, **options)
+        handle = self._kernel[self._grid](*tensors, *self._numbers, **self._constants, **options)
+        for found in _WATCHERS:
+            found.append(handle)
+        return handle
 
 
 def _alignment(pointers: list[int]) -> object:
