@@ -53,7 +53,15 @@ class Tuner(Protocol):
         ...
 
     def sweep(
-        self, device: Device, names: Sequence[str], rounds: int, say: Callable[[str], None]
+        self,
+        device: Device,
+        names: Sequence[str],
+        rounds: int,
+        workers: int,
+        say: Callable[[str], None],
     ) -> Sweep:
-        """Sweep these names on a device, `rounds` readings of those that are left at the end."""
+        """Sweep these names on a device, `rounds` readings of those that are left at the end.
+
+        With more than one worker, processes compile the candidates before anything is timed.
+        """
         ...

@@ -6,7 +6,8 @@ Run from the repository root, installed or not::
         python3 benchmarks/gpu/h200.py --check --tune --time --out $OUT
 
 `--check` compares every operation with the float64 oracle and stops with the list of failures.
-`--tune` sweeps configurations; `--time` takes the shipped ones, interleaved with a floor.
+`--tune` sweeps as `hal tune` does, into table.json; `--time` takes the shipped configurations and
+those of the sweep, interleaved with a floor.
 `--sanitize` runs a few small checks under compute-sanitizer, memcheck and racecheck.
 """
 
@@ -31,7 +32,11 @@ import torch
 import triton
 
 from hal.bench import card_timing as timing
-from hal_triton.tuning import Config
+from hal.device import Device
+from hal_cuda.provider import arch_of, tuning
+from hal_cuda.tuner import TUNER
+from hal_triton.table_file import parse
+from hal_triton.tuning import Table
 from support import device_checks as checks
 
 
@@ -74,92 +79,42 @@ def check(workers: int, limit: float) -> tuple[list[dict[str, Any]], int]:
     return done, len(lost)
 
 
-def shown(config: Config | None) -> str:
-    """A configuration as one word."""
-    if config is None:
-        return "shipped"
-    blocks = ",".join(f"{name}{size}" for name, size in config.blocks.items())
-    return f"{blocks},w{config.warps},s{config.stages}{',' + config.evict if config.evict else ''}"
-
-
 def chosen(only: str) -> list[lines.Row]:
     """The rows whose name holds one of the texts that commas separate; all for none."""
     texts = only.split(",")
     return [row for row in lines.rows() if any(text in row.name for text in texts)]
 
 
-def warm(part: tuple[int, int], only: str) -> int:
-    """Compile this worker's share of all configurations, so that the sweep finds them cached."""
-    first, step = part
-    torch.set_num_threads(1)
-    jobs = [(row, config) for row in chosen(only) for config in row.configs]
-    unique = {
-        (row.tunes, shown(config), row.name.split(" B=")[0]): (row, config) for row, config in jobs
-    }
-    done = 0
-    for row, config in list(unique.values())[first::step]:
-        try:
-            torch.cuda.empty_cache()
-            row.make(lines.provider({row.tunes: config}))[0]()
-            torch.cuda.synchronize()
-            done += 1
-        except Exception:
-            continue
-    return done
-
-
-def one_time(row: lines.Row, overrides: dict[str, Config]) -> float:
-    """Microseconds of a row under some configurations."""
+def one_time(row: lines.Row, swept: Table | None = None) -> float:
+    """Microseconds of a row as shipped, or with what a sweep found."""
     torch.manual_seed(0)
-    calls = row.make(lines.provider(overrides))
+    calls = row.make(lines.provider(swept))
     calls[0]()
     torch.cuda.synchronize()
     return timing.graph_us(calls) if row.graph else timing.eager_us(calls[0])
 
 
-def tune(only: str, seconds: float) -> list[dict[str, Any]]:
-    """Time every configuration of every row, the best printed last; stops when time is up."""
-    end, found = time.perf_counter() + seconds, []
-    for row in chosen(only):
-        times: dict[str, float] = {}
-        for config in row.configs:
-            if time.perf_counter() > end:
-                say("tune: out of time")
-                return found
-            try:
-                times[shown(config)] = one_time(row, {row.tunes: config})
-            except Exception as fault:  # a configuration may not fit a device
-                say(f"  {row.name} {shown(config)}: {type(fault).__name__}: {str(fault)[:160]}")
-        ranked = sorted(times.items(), key=lambda item: item[1])
-        best = "  ".join(f"{name} {us:.2f}" for name, us in ranked[:5])
-        say(f"tune {row.name} [must / aim {row.goal or '-'}]: {best}")
-        found.append({"row": row.name, "tunes": row.tunes, "times": dict(ranked)})
-        torch.cuda.empty_cache()
-    return found
+def tune(names: str, workers: int, target: Path) -> Table:
+    """What `hal tune` finds for names with commas between, or for all, written to a file."""
+    wanted = [name for name in names.split(",") if name]
+    sweep = TUNER.sweep(Device.parse(lines.DEVICE), wanted, 7, workers, say)
+    for each in sweep.classes:
+        say(f"tune {each.where}: {each.shipped} -> {each.best}" if each.changed else
+            f"tune {each.where}: {each.shipped} stays")  # fmt: skip
+    if sweep.ended:
+        say(f"tune ended early: {sweep.ended}")
+    target.write_text(json.dumps(sweep.document, indent=1))
+    arch = arch_of(lines.DEVICE)
+    return parse(str(target), sweep.document, arch, tuning(arch).table)
 
 
-def best_of(sweep: list[dict[str, Any]], row: lines.Row) -> dict[str, Config]:
-    """The winner of a sweep for a row, and for the entries that other rows tune beside it."""
-    chosen = {}
-    for result in sweep:
-        same = result["row"] == row.name or (
-            result["tunes"] == "delta_rule.chunks" and row.tunes == "delta_rule.walk"
-        )
-        if same and result["times"]:
-            name = min(result["times"], key=result["times"].get)
-            source = next(r for r in lines.rows() if r.name == result["row"])
-            chosen[result["tunes"]] = next(c for c in source.configs if shown(c) == name)
-    return chosen
-
-
-def time_rows(only: str, rounds: int, sweep: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each row with shipped and with swept configurations, and its floor, in turn."""
+def time_rows(only: str, rounds: int, best: Table | None) -> list[dict[str, Any]]:
+    """Each row as shipped, with the configurations of a sweep, and its floor, in turn."""
     found = []
     for row in chosen(only):
-        best = best_of(sweep, row)
         readings: dict[str, list[float]] = {"shipped": [], "best": [], "floor": []}
         for _ in range(rounds):
-            readings["shipped"].append(one_time(row, {}))
+            readings["shipped"].append(one_time(row))
             if best:
                 readings["best"].append(one_time(row, best))
             if row.floor is not None:
@@ -176,14 +131,13 @@ def time_rows(only: str, rounds: int, sweep: list[dict[str, Any]]) -> list[dict[
         say(f"time {row.name} [must / aim {row.goal or '-'}]: {'  '.join(parts)}")
         if not row.graph:
             say("     " + "  ".join(f"{name[:24]} {us:.1f}" for name, us in kernels.items()))
-        config = {name: shown(c) for name, c in best.items()}
-        found.append({"row": row.name, "us": readings, "best": config, "kernels": kernels})
+        found.append({"row": row.name, "us": readings, "kernels": kernels})
     return found
 
 
 def host() -> dict[str, float]:
     """Host microseconds of one eager decode at B = 1, with and without `out`."""
-    ops, found = lines.provider({}), {}
+    ops, found = lines.provider(), {}
     for name, calls in (
         ("conv decode", lines.conv_decode(ops, 1, 8192)),
         ("decode HV32", lines.plain_decode(ops, 1, 16, 32)),
@@ -222,16 +176,16 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for flag in ("check", "tune", "time", "sanitize"):
         p.add_argument(f"--{flag}", action="store_true")
+    p.add_argument("--names", default="", help="names of a table to tune, with commas between")
     p.add_argument("--only", default="", help="texts of row names, with commas between")
     p.add_argument("--workers", type=int, default=12)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--check-limit", type=float, default=180.0, help="seconds")
-    p.add_argument("--tune-limit", type=float, default=200.0, help="seconds")
     p.add_argument("--out", default=".", help="folder of h200.json")
     args = p.parse_args()
     report: dict[str, Any] = {"environment": environment()}
     say(str(report["environment"]))
-    passed = True
+    passed, swept = True, None
     target = Path(args.out) / "h200.json"
 
     def save() -> None:
@@ -246,14 +200,10 @@ def main() -> int:
         passed = passed and clean
         save()
     if args.tune:
-        begin = time.perf_counter()
-        compiled = in_parts(partial(warm, only=args.only), args.workers, 120.0)
-        say(f"compiled {compiled} configurations in {time.perf_counter() - begin:.0f} s")
-        report["tune"] = tune(args.only, args.tune_limit)
-        save()
+        swept = tune(args.names, args.workers, Path(args.out) / "table.json")
     if args.time:
         report["host"] = host()
-        report["time"] = time_rows(args.only, args.rounds, report.get("tune", []))
+        report["time"] = time_rows(args.only, args.rounds, swept)
         save()
     return 0 if passed else 1
 

@@ -1,51 +1,43 @@
-"""What is timed: shapes that matter, their inputs, the table entry that each one tunes."""
+"""What is timed: shapes that matter, their inputs, and the floors beside them."""
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from hal.bench.shapes import MIX
 from hal.interfaces import Gate
 from hal.model.spec import GateKind
 from hal_cuda.provider import TritonProvider, arch_of, tuning
-from hal_triton.tuning import Config, Tuning
+from hal_triton.tuning import Table
 
 DEVICE = "cuda:0"
 BF16, F32 = torch.bfloat16, torch.float32
 Call = Callable[[], object]
 
-_draw = random.Random(1)
-MIX = [4096, 1, *(int(math.exp(_draw.uniform(0.0, math.log(4096)))) for _ in range(30))]
-"""4096, 1 and 30 log-uniform lengths, the same in every run."""
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the report: `make(provider)` gives its calls, `tunes` names table entries.
+    """One line of the report: `make(provider)` gives its calls.
 
-    `floor` makes calls that move the least bytes; `configs` are the candidates of a sweep.
+    `floor` makes calls that move the least bytes.
     """
 
     name: str
     make: Callable[[TritonProvider], Sequence[Call]]
-    tunes: str
-    configs: Sequence[Config] = ()
     floor: Callable[[], Sequence[Call]] | None = None
     graph: bool = True
     goal: str = ""
-    also: dict[str, Config] = field(default_factory=dict)
 
 
-def provider(overrides: dict[str, Config]) -> TritonProvider:
-    """The provider with some table entries replaced."""
+def provider(swept: Table | None = None) -> TritonProvider:
+    """The provider as shipped, or with the entries that a sweep found."""
     base = tuning(arch_of(DEVICE))
-    tuned = Tuning(base.table, base.silu, base.fast_silu, base.solve, overrides)
+    tuned = replace(base, table={**base.table, **(swept or {})})
     return TritonProvider(DEVICE, {"tuning": tuned})
 
 
@@ -186,23 +178,6 @@ def copy(tokens: int, channels: int, reads: int = 1) -> list[Call]:
     return [partial(y.copy_, x)]
 
 
-DECODE = [
-    Config({"BV": tile}, warps=warps, evict=evict)
-    for tile, warps in ((4, 1), (8, 1), (16, 1), (16, 2), (32, 1), (64, 2), (128, 4))
-    for evict in ("", "evict_first")
-]  # fmt: skip
-WALK = [
-    Config({"BV": tile}, warps=warps, stages=2)
-    for tile, warps in ((16, 4), (32, 8), (64, 4), (128, 8))
-]
-TILES = [
-    Config({"BT": tokens, "BG": group, "BC": channels}, warps=warps)
-    for channels, warps in ((256, 1), (256, 2), (128, 1), (512, 2))
-    for tokens, group in ((16, 4), (32, 4), (32, 8), (64, 2), (64, 4), (64, 8), (128, 4), (128, 8))
-]
-STEPS = [Config({"BC": cols}, warps=w) for cols, w in ((512, 4), (512, 8), (1024, 4), (1024, 8))]
-
-
 def rows() -> list[Row]:
     """Every line, the ones that a target exists for first."""
     import rows_hopper
@@ -216,33 +191,46 @@ def rows() -> list[Row]:
         name = f"fused decode HV32 B={batch}"
         make = partial(fused_decode, batch=batch, H=16, HV=32)
         floor = partial(multiply, batch, 32)
-        found.append(Row(name, make, "delta_rule.decode_fused", DECODE, floor, goal=goal))
+        found.append(Row(name, make, floor=floor, goal=goal))
     for batch in (1, 8, 128):
         make = partial(fused_decode, batch=batch, H=16, HV=32, norm=True)
-        found.append(Row(f"fused decode, norm, HV32 B={batch}", make,
-                         "delta_rule.decode_fused.norm", DECODE))  # fmt: skip
+        found.append(Row(f"fused decode, norm, HV32 B={batch}", make))
     make = partial(fused_decode, batch=1, H=4, HV=8)
-    found.append(Row("fused decode HV8 B=1", make, "delta_rule.decode_fused", DECODE))
+    found.append(Row("fused decode HV8 B=1", make))
     for batch, goal in ((1, ""), (32, ""), (128, "136 / 132")):
         make = partial(plain_decode, batch=batch, H=16, HV=32)
-        found.append(Row(f"decode HV32 B={batch}", make, "delta_rule.decode", DECODE,
-                         partial(multiply, batch, 32), goal=goal))  # fmt: skip
+        found.append(
+            Row(f"decode HV32 B={batch}", make, floor=partial(multiply, batch, 32), goal=goal)
+        )
     for name, lengths, goal in (("16x2048", even, "1500 / 1000"), ("1x8192", [8192], ""),
                                 ("mix", mix, "")):  # fmt: skip
         make = partial(prefill, lengths=lengths, H=16, HV=32)
-        found.append(Row(f"prefill walk HV32 {name}", make, "delta_rule.walk", WALK, graph=False,
-                         goal=goal))  # fmt: skip
+        found.append(Row(f"prefill walk HV32 {name}", make, graph=False, goal=goal))
     for name, lengths, goal in (("1x32768", long, "320 / 285"), ("mix", mix, "160 / 145")):
         make = partial(conv_prefill, lengths=lengths, channels=8192)
-        found.append(Row(f"conv prefill {name}", make, "conv.prefill", TILES,
-                         partial(copy, sum(lengths), 8192), graph=False, goal=goal))  # fmt: skip
+        found.append(
+            Row(
+                f"conv prefill {name}",
+                make,
+                floor=partial(copy, sum(lengths), 8192),
+                graph=False,
+                goal=goal,
+            )
+        )
     for name, lengths, goal in (("1x32768", long, "160 / 145"), ("mix", mix, "90 / 75")):
         make = partial(short_prefill, lengths=lengths)
-        found.append(Row(f"short conv prefill {name}", make, "short_conv.prefill", TILES,
-                         partial(copy, sum(lengths), 2048, 3), graph=False, goal=goal))  # fmt: skip
+        found.append(
+            Row(
+                f"short conv prefill {name}",
+                make,
+                floor=partial(copy, sum(lengths), 2048, 3),
+                graph=False,
+                goal=goal,
+            )
+        )
     for batch, goal in ((512, "23 / 19.5"), (1, "")):
         make = partial(conv_decode, batch=batch, channels=8192)
-        found.append(Row(f"conv decode B={batch}", make, "conv.decode", STEPS, goal=goal))
+        found.append(Row(f"conv decode B={batch}", make, goal=goal))
     make = partial(short_decode, batch=512)
-    found.append(Row("short conv decode B=512", make, "short_conv.decode", STEPS, goal="6.2"))
+    found.append(Row("short conv decode B=512", make, goal="6.2"))
     return [*found, *rows_hopper.rows(), *rows_kda.rows(), *rows_scan.rows(), *rows_verify.rows()]

@@ -10,13 +10,10 @@ from functools import partial
 
 import rows as lines
 
-from hal_cuda.hopper.prefill import TABLE
 from hal_cuda.hopper.provider import HopperProvider
 from hal_cuda.provider import TritonProvider
-from hal_triton.tuning import Config
 
 Call = Callable[[], object]
-FORMS = [Config({"CONSUMERS": count}) for count in (1, 2)]
 SHAPES: Sequence[tuple[str, Sequence[int], tuple[int, int], bool, str]] = (
     ("HV32 16x2048", [2048] * 16, (16, 32), False, "540 / 400"),
     ("HV32 mix", lines.MIX, (16, 32), False, "375 / 260"),
@@ -38,15 +35,13 @@ def prefill(ops: TritonProvider, lengths: Sequence[int], heads: tuple[int, int])
 
 def rival(lengths: Sequence[int], heads: tuple[int, int]) -> list[Call]:
     """The same by the shared kernels as shipped."""
-    return lines.prefill(lines.provider({}), lengths, *heads)
+    return lines.prefill(lines.provider(), lengths, *heads)
 
 
 def rows() -> list[lines.Row]:
     """Every line, those with a goal first."""
     return [
-        lines.Row(
-            f"hopper prefill {name} (floor: cuda.triton)", partial(prefill, lengths=lengths,
-            heads=heads), TABLE, FORMS, partial(rival, lengths, heads), graph=graph, goal=goal,
-        )
+        lines.Row(f"hopper prefill {name} (floor: cuda.triton)", partial(prefill, lengths=lengths,
+            heads=heads), floor=partial(rival, lengths, heads), graph=graph, goal=goal)
         for name, lengths, heads, graph, goal in SHAPES
     ]  # fmt: skip

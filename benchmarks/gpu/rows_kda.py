@@ -11,21 +11,9 @@ import torch
 from hal.interfaces import Gate
 from hal.model.spec import GateKind
 from hal_cuda.provider import TritonProvider
-from hal_triton.tuning import Config
 
 Call = Callable[[], object]
 HEADS, DIM = 32, 128
-CHUNKS = [
-    Config({"BT": tokens}, warps=warps)
-    for tokens, warps in ((64, 4), (32, 4), (32, 2), (32, 1), (16, 2), (16, 1))
-]  # fmt: skip
-WALK = [
-    Config({"BV": tile}, warps=warps, stages=stages)
-    for tile, warps, stages in (
-        (16, 4, 1), (16, 4, 2), (32, 4, 1), (32, 4, 2), (64, 4, 1), (64, 4, 2), (64, 8, 1),
-        (64, 8, 2), (128, 8, 1),
-    )
-]  # fmt: skip
 
 
 def gate(kind: GateKind) -> Gate:
@@ -67,22 +55,23 @@ def decode(ops: TritonProvider, batch: int) -> list[Call]:
 
 
 def rows() -> list[lines.Row]:
-    """Decode beside its floor; prefill once for each of the two kernels that it tunes."""
+    """Decode beside its floor, and prefill."""
     found = []
     for batch, goal in ((1, "4.6 / 3.6"), (32, "42 / 37"), (128, "155 / 138")):
         make = partial(decode, batch=batch)
-        found.append(lines.Row(f"KDA decode 32 heads B={batch}", make, "delta_rule.decode",
-                               lines.DECODE, partial(lines.multiply, batch, HEADS),
-                               goal=goal))  # fmt: skip
+        found.append(
+            lines.Row(
+                f"KDA decode 32 heads B={batch}",
+                make,
+                floor=partial(lines.multiply, batch, HEADS),
+                goal=goal,
+            )
+        )
     shapes = (("16x2048", [2048] * 16, "2600 / 1500"), ("1x8192", [8192], "900 / 600"),
               ("mix", lines.MIX, ""))  # fmt: skip
     for name, lengths, goal in shapes:
         make = partial(prefill, lengths=lengths)
-        for part, configs in (("chunks", CHUNKS), ("walk", WALK)):
-            found.append(lines.Row(f"KDA prefill {part} {name}", make,
-                                   f"delta_rule.channel_{part}", configs, graph=False,
-                                   goal=goal))  # fmt: skip
+        found.append(lines.Row(f"KDA prefill {name}", make, graph=False, goal=goal))
     make = partial(prefill, lengths=[2048] * 16, kind=GateKind.SAFE)
-    found.append(lines.Row("KDA prefill safe gate 16x2048", make, "delta_rule.channel_chunks",
-                           (), graph=False))  # fmt: skip
+    found.append(lines.Row("KDA prefill safe gate 16x2048", make, graph=False))
     return found

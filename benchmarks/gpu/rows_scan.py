@@ -20,7 +20,6 @@ from rows import (
 from torch import Tensor
 
 from hal_cuda.provider import TritonProvider
-from hal_triton.tuning import Config
 
 H, P, N, G = 128, 64, 128, 8
 INNER, STATE = 8192, 16
@@ -126,40 +125,6 @@ def _drafts(ops: TritonProvider, batch: int, width: int, commit: bool) -> list[C
     ]  # fmt: skip
 
 
-def _walk(
-    *, BP: int = 64, BT: int = 64, BJ: int = 32, SEG: int = 0, warps: int = 4, stages: int = 2
-) -> Config:
-    return Config({"BP": BP, "BT": BT, "BJ": BJ, "SEG": SEG}, warps=warps, stages=stages)
-
-
-STEPS = tuple(
-    Config({"BP": BP}, warps=warps, evict=evict)
-    for BP, warps in ((4, 1), (8, 1), (16, 1), (32, 2), (64, 4))
-    for evict in ("", "evict_first")
-)
-CHANNEL_STEPS = tuple(
-    Config({"BP": BP}, warps=warps) for BP, warps in ((16, 1), (32, 1), (64, 1), (128, 2), (256, 4))
-)
-WALKS = (
-    *(_walk(stages=s) for s in (2, 3)),
-    *(_walk(BJ=64, stages=s) for s in (1, 2, 3)),
-    *(_walk(BJ=BJ, warps=8) for BJ in (32, 64)),
-    *(_walk(BT=32, stages=s) for s in (1, 2, 3)),
-    *(_walk(BP=32), _walk(BP=32, BT=32)),
-)
-LONE_WALKS = (
-    *(_walk(SEG=n) for n in (0, 1024, 2048, 4096)),
-    *(_walk(SEG=n, BJ=64, stages=3) for n in (0, 2048)),
-    *(_walk(SEG=n, BJ=64, warps=8) for n in (0, 2048)),
-    *(_walk(SEG=n, BT=32) for n in (0, 2048)),
-    *(_walk(BP=32), _walk(BP=16)),
-)
-PREPARES = tuple(Config({"BR": BR}, warps=warps) for BR in (8, 16) for warps in (4, 8))
-RECURRENT = tuple(
-    Config({"BP": BP}, warps=warps) for BP, warps in ((16, 1), (32, 1), (64, 1), (64, 2), (128, 4))
-)
-
-
 def rows() -> list[Row]:
     """Every line of the scan, with goals in microseconds."""
     return [*_decode_rows(), *_prefill_rows(), *_draft_rows()]
@@ -174,33 +139,27 @@ def _decode_rows() -> list[Row]:
         for batch, goal in goals.items():
             make = partial(_heads, batch=batch, dtype=dtype)
             floor = partial(_multiply, H * P * N, batch, dtype)
-            found.append(Row(f"scan decode {name} state B={batch}", make, "scan.decode", STEPS,
-                             floor, goal=goal))  # fmt: skip
+            found.append(Row(f"scan decode {name} state B={batch}", make, floor=floor, goal=goal))
     for batch in (1, 128):
         make = partial(_channels, batch=batch)
         floor = partial(_multiply, INNER * STATE, batch, F32)
-        found.append(Row(f"scan decode mamba1 B={batch}", make, "scan.decode.channel",
-                         CHANNEL_STEPS, floor))  # fmt: skip
+        found.append(Row(f"scan decode mamba1 B={batch}", make, floor=floor))
     return found
 
 
 def _prefill_rows() -> list[Row]:
     found = []
-    for name, lengths, configs, goal in (
-        ("16x2048", [2048] * 16, WALKS, "1300 / 800"),
-        ("1x8192", [8192], LONE_WALKS, "400 / 220 on the device"),
-        ("mix", MIX, WALKS, ""),
+    for name, lengths, goal in (
+        ("16x2048", [2048] * 16, "1300 / 800"),
+        ("1x8192", [8192], "400 / 220 on the device"),
+        ("mix", MIX, ""),
     ):
         make = partial(_prefill, lengths=lengths)
         alone = len(lengths) == 1
-        found.append(Row(f"scan prefill {name}", make, "scan.walk", configs, graph=alone,
-                         goal=goal))  # fmt: skip
-    make = partial(_prefill, lengths=[2048] * 16)
-    found.append(Row("scan prefill prepare 16x2048", make, "scan.prepare", PREPARES, graph=False))
+        found.append(Row(f"scan prefill {name}", make, graph=alone, goal=goal))
     for name, lengths in (("1x2048", [2048]), ("16x2048", [2048] * 16)):
         make = partial(_prefill_channels, lengths=lengths)
-        found.append(Row(f"scan prefill mamba1 {name}", make, "scan.recurrent", RECURRENT,
-                         graph=False))  # fmt: skip
+        found.append(Row(f"scan prefill mamba1 {name}", make, graph=False))
     return found
 
 
@@ -209,6 +168,5 @@ def _draft_rows() -> list[Row]:
     for batch, width in ((32, 4), (128, 4), (128, 8)):
         for verb, commit in (("verify", False), ("commit", True)):
             make = partial(_drafts, batch=batch, width=width, commit=commit)
-            found.append(Row(f"scan {verb} T={width} B={batch}", make, f"scan.{verb}", STEPS[::2],
-                             goal=""))  # fmt: skip
+            found.append(Row(f"scan {verb} T={width} B={batch}", make))
     return found

@@ -13,27 +13,8 @@ from torch import Tensor
 from hal.interfaces import Gate, Scratch
 from hal.model.spec import GateKind
 from hal_cuda.provider import TritonProvider
-from hal_triton.tuning import Config
 
 Call = Callable[[], object]
-VERIFY = [
-    Config({"BV": tile, "BK": keys}, warps=warps)
-    for tile, keys, warps in (
-        (16, 128, 1), (32, 64, 1), (32, 128, 2), (32, 64, 2), (64, 128, 4), (64, 64, 4),
-        (128, 128, 8), (128, 64, 4),
-    )
-]  # fmt: skip
-COMMIT = [
-    Config({"BV": tile, "BG": group}, warps=warps, evict=evict)
-    for tile, group, warps in ((8, 4, 1), (16, 4, 1), (16, 2, 2), (32, 4, 2))
-    for evict in ("", "evict_first")
-]
-CONV = [
-    Config({"BT": tokens, "BC": channels}, warps=warps)
-    for tokens in (2, 4, 8)
-    for channels, warps in ((256, 1), (256, 2), (512, 4))
-]
-WINDOWS = [Config({"BC": cols}, warps=w) for cols, w in ((256, 1), (512, 2), (512, 4), (1024, 8))]
 
 
 def scratch(ops: TritonProvider, interface: str, shapes: dict[str, Any], batch: int, width: int
@@ -116,28 +97,36 @@ def conv(ops: TritonProvider, batch: int, width: int, channels: int, part: str =
 
 
 def rows() -> list[lines.Row]:
-    """Both halves with their sweeps, and the whole step that the targets are of."""
+    """Both halves, and the whole step that the targets are of."""
     found, Row = [], lines.Row
     for width, goal in ((4, "260 / 200"), (8, "300 / 220")):
         make = partial(delta, batch=128, width=width, H=16, HV=32)
         name = f"HV32 T={width} B=128"
-        found.append(Row(f"verify alone {name}", partial(make, part="verify"), "delta_rule.verify",
-                         VERIFY))  # fmt: skip
-        found.append(Row(f"commit alone {name}", partial(make, part="commit"), "delta_rule.commit",
-                         COMMIT, partial(lines.multiply, 128, 32)))  # fmt: skip
-        found.append(Row(f"verify + commit {name}", make, "delta_rule.verify",
-                         floor=partial(lines.multiply, 128, 32), goal=goal))  # fmt: skip
+        found.append(Row(f"verify alone {name}", partial(make, part="verify")))
+        found.append(
+            Row(
+                f"commit alone {name}",
+                partial(make, part="commit"),
+                floor=partial(lines.multiply, 128, 32),
+            )
+        )
+        found.append(
+            Row(f"verify + commit {name}", make, floor=partial(lines.multiply, 128, 32), goal=goal)
+        )
     for batch in (1, 32):
         make = partial(delta, batch=batch, width=4, H=16, HV=32)
-        found.append(Row(f"verify + commit HV32 T=4 B={batch}", make, "delta_rule.verify",
-                         VERIFY, partial(lines.multiply, batch, 32)))  # fmt: skip
+        found.append(
+            Row(
+                f"verify + commit HV32 T=4 B={batch}",
+                make,
+                floor=partial(lines.multiply, batch, 32),
+            )
+        )
     make = partial(delta, batch=128, width=16, H=16, HV=32)
-    found.append(Row("verify + commit HV32 T=16 B=128", make, "delta_rule.verify.long", VERIFY))
+    found.append(Row("verify + commit HV32 T=16 B=128", make))
     make = partial(channels, batch=128, width=4, HV=32)
-    found.append(Row("KDA verify + commit HV32 T=4 B=128", make, "delta_rule.verify.cut", VERIFY))
+    found.append(Row("KDA verify + commit HV32 T=4 B=128", make))
     make = partial(conv, batch=128, width=4, channels=8192)
-    found.append(Row("conv verify alone T=4 B=128", partial(make, part="verify"), "conv.verify",
-                     CONV))  # fmt: skip
-    found.append(Row("conv commit alone T=4 B=128", partial(make, part="commit"), "conv.commit",
-                     WINDOWS))  # fmt: skip
+    found.append(Row("conv verify alone T=4 B=128", partial(make, part="verify")))
+    found.append(Row("conv commit alone T=4 B=128", partial(make, part="commit")))
     return found

@@ -31,7 +31,7 @@ def draw(report: Report, path: Path) -> None:
     operations = list(dict.fromkeys(line.operation for line in timed))
     parts = [[line for line in timed if line.operation == each] for each in operations]
     size = (9, 1.5 + 0.3 * len(timed) + 0.8 * len(parts))
-    with rc_context({"svg.hashsalt": "hal"}):
+    with rc_context({"svg.hashsalt": "hal", "svg.fonttype": "none"}):
         figure = Figure(figsize=size, layout="constrained")
         heights = [len(part) for part in parts] or [1]
         panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,7 +15,7 @@ from hal.bench.contest import RIGHT, Contest, Line, Ours
 from hal.bench.present import Present, presents
 from hal.bench.refusal import NotMeasured
 from hal.bench.shapes import CARD, HOST, OPERATIONS, Shape, chosen, default_dtype
-from hal.bench.timers import Timer, timer_of
+from hal.bench.timers import Timer, current, timer_of
 from hal.device import Device
 from hal.testing.plan import Trial
 from hal_registry import Code, Reason, Registry
@@ -59,7 +58,7 @@ def measure(asked: Asked, registry: Registry, say: Callable[[str], None]) -> Rep
     shapes = _shapes(asked, ours)
     lines: list[Line] = []
     lacks: list[Reason] = []
-    with torch.no_grad(), _on(asked.device):
+    with torch.no_grad(), current(asked.device):
         for shape in shapes:
             fitting, reasons = _fitting(shape, ours, asked.dtype)
             lacks += reasons
@@ -82,13 +81,6 @@ def _shapeless(ours: Sequence[Present]) -> Reason:
         offered=", ".join(offered) or "nothing",
         fix="name a --provider that offers one of them",
     )
-
-
-def _on(device: Device) -> AbstractContextManager[object]:
-    """The card that is asked for becomes the current one, as graphs need it."""
-    if device.type == "cpu" or device.index is None:
-        return nullcontext()
-    return torch.cuda.device(torch.device(device.torch_name))
 
 
 def _shapes(asked: Asked, ours: Sequence[Present]) -> tuple[Shape, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -112,6 +113,13 @@ class CardTimer:
         if len(calls) > 1:
             return card_timing.graph_us(calls[:1])
         return card_timing.queued_us(calls[0])
+
+
+def current(device: Device) -> AbstractContextManager[object]:
+    """Make the card that is asked for the current one, as graphs and events need it."""
+    if device.type == "cpu" or device.index is None:
+        return nullcontext()
+    return torch.cuda.device(torch.device(device.torch_name))
 
 
 def timer_of(device: Device) -> Timer:

@@ -30,6 +30,7 @@ Names = Annotated[
 ]
 Provider = Annotated[str, typer.Option(help="As cuda.hopper. Default: the portable one.")]
 Rounds = Annotated[int, typer.Option(help="Readings of those that are left at the end.")]
+Workers = Annotated[int, typer.Option(help="Processes that compile before anything is timed.")]
 Output = Annotated[Path | None, typer.Option("--out", help="Write the table here.")]
 AsCode = Annotated[bool, typer.Option("--code", help="Print what changed as Python, too.")]
 
@@ -42,6 +43,7 @@ def tune(
     name: Names = None,
     provider: Provider = "",
     rounds: Rounds = 7,
+    workers: Workers = 1,
     out: Output = None,
     code: AsCode = False,
     as_json: AsJson = False,
@@ -52,15 +54,16 @@ def tune(
     Candidates that spill, crash or give another result than what is shipped are dropped first.
     """
     with reporting("tune", debug):
-        if rounds < 1:
-            raise ValueError(f"--rounds {rounds}: expected at least 1")
+        for option, count in (("--rounds", rounds), ("--workers", workers)):
+            if count < 1:
+                raise ValueError(f"{option} {count}: expected at least 1")
         writable("--out", out)
         from hal.bench.refusal import NotMeasured
 
         place = Device.parse(device)
         try:
             with plugins_aside():
-                found = _swept(place, provider, name or [], rounds)
+                found = _swept(place, provider, name or [], rounds, workers)
         except NotMeasured as refusal:
             typer.echo(f"hal tune: {refusal}", err=True)
             raise typer.Exit(REFUSED) from None
@@ -74,7 +77,7 @@ def tune(
         raise typer.Exit(REFUSED)
 
 
-def _swept(device: Device, provider: str, names: list[str], rounds: int) -> Sweep:
+def _swept(device: Device, provider: str, names: list[str], rounds: int, workers: int) -> Sweep:
     from hal.bench.present import presents
 
     here = presents(device, provider, installed())
@@ -82,7 +85,7 @@ def _swept(device: Device, provider: str, names: list[str], rounds: int) -> Swee
     for name in names:
         if name not in tuner.names:
             raise ValueError(f"--name {name}: expected one of {', '.join(tuner.names)}")
-    return tuner.sweep(device, names, rounds, _say)
+    return tuner.sweep(device, names, rounds, workers, _say)
 
 
 def _tuner(device: Device, candidates: list[Candidate]) -> Tuner:

@@ -1,7 +1,7 @@
-"""Adapters against the oracle: transformers for real, the others over stand-ins of their functions.
+"""Adapters against the oracle: transformers itself, and the others over stand-ins.
 
-A stand-in does what its library documents, by `hal`'s float64 oracle: it shows that the adapter asks
-for the same thing, and nothing about the library.
+A stand-in does what its library documents, by `hal`'s float64 oracle: it shows that the adapter
+asks for the same thing, and nothing about the library.
 """
 
 from dataclasses import replace

@@ -46,9 +46,14 @@ class FakeTuner:
         self.asked: list[object] = []
 
     def sweep(
-        self, device: Device, names: Sequence[str], rounds: int, say: Callable[[str], None]
+        self,
+        device: Device,
+        names: Sequence[str],
+        rounds: int,
+        workers: int,
+        say: Callable[[str], None],
     ) -> Sweep:
-        self.asked.append((str(device), tuple(names), rounds))
+        self.asked.append((str(device), tuple(names), rounds, workers))
         say("a (B1)")
         return Sweep(CLASSES, {"arch": "fake_1", "table": {}}, ['    "a": (),'], self.ended)
 
@@ -92,16 +97,17 @@ def test_it_says_what_changed_by_how_much_and_what_was_dropped(
         "dropped of b (B1): BV64: spills in B1: k 3 registers".split(),
         "dropped of c (B1): BV8: OutOfResources: shared memory".split(),
     ]
-    assert tuner.asked == [("cpu", (), 7)]
+    assert tuner.asked == [("cpu", (), 7, 1)]
 
 
 def test_the_table_is_written_and_printed_as_json_or_code(
     call: Call, tuner: FakeTuner, tmp_path: Path
 ) -> None:
     target = tmp_path / "table.json"
-    ran = call("-d", "cpu", "--json", "--out", str(target), "--name", "a", "--rounds", "3")
+    ran = call("-d", "cpu", "--json", "--out", str(target), "--name", "a", "--rounds", "3",
+               "--workers", "2")  # fmt: skip
     assert json.loads(ran.out) == json.loads(target.read_text()) == {"arch": "fake_1", "table": {}}
-    assert tuner.asked == [("cpu", ("a",), 3)]
+    assert tuner.asked == [("cpu", ("a",), 3, 2)]
     assert call("-d", "cpu", "--code").out.splitlines()[-1] == '    "a": (),'
 
 
@@ -121,6 +127,7 @@ def test_a_sweep_that_ended_early_gives_what_it_has_and_status_1(
 BAD = {
     "name": (["-d", "cpu", "--name", "d"], "--name d: expected one of a, b, c"),
     "rounds": (["-d", "cpu", "--rounds", "0"], "--rounds 0: expected at least 1"),
+    "workers": (["-d", "cpu", "--workers", "0"], "--workers 0: expected at least 1"),
     "provider": (["-d", "cpu", "--provider", "x.y"], "--provider x.y: expected one of cpu.torch"),
     "device": (["-d", "CPU"], "device: got 'CPU'"),
     "folder": (["-d", "cpu", "--out", "/no/such/t.json"], "--out /no/such/t.json: its folder"),

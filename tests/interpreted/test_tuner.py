@@ -21,6 +21,7 @@ from hal_triton.tune.classes import CLASSES, Class
 from hal_triton.tune.sweep import shown
 from hal_triton.tune.tuner import TritonTuner
 from hal_triton.tuning import UNBOUNDED, Config, Tuning
+from support import tiny_tuner
 
 NAME = "delta_rule.decode"
 DIMS = gdn(1, 16)
@@ -90,13 +91,13 @@ def made(
 
     shipped = {**table("sm_90"), NAME: ((UNBOUNDED, SIZES[0]),)}
     return TritonTuner(
-        "cuda.triton", OFFERS, lambda device: "sm_90", lambda arch: Tuning(shipped, silu, silu),
-        build, classes, {NAME: SIZES}, clock,
+        "cuda.triton", "nowhere:TUNER", OFFERS, lambda device: "sm_90",
+        lambda arch: Tuning(shipped, silu, silu), build, classes, {NAME: SIZES}, clock,
     )  # fmt: skip
 
 
 def sweep(tuner: TritonTuner, said: list[str] | None = None) -> Any:
-    return tuner.sweep(Device("cpu"), [], 2, (said if said is not None else []).append)
+    return tuner.sweep(Device("cpu"), [], 2, 1, (said if said is not None else []).append)
 
 
 def test_the_fastest_tile_becomes_the_table_which_loads_back() -> None:
@@ -198,7 +199,7 @@ def test_a_class_tunes_the_entry_that_its_operation_reads(each: Class) -> None:
     def build(device: str, options: Mapping[str, object]) -> TritonProvider:
         return TritonProvider("cpu", options)
 
-    tuner = TritonTuner("x", OFFERS, lambda device: "sm_90", lambda arch: full, build)
+    tuner = TritonTuner("x", "", OFFERS, lambda device: "sm_90", lambda arch: full, build)
     one = replace(each, shape=shape, guards=())
     trials = tuners.TritonTrials(
         tuner, one, replace(full, table=without), "cpu", torch.device("cpu"),
@@ -208,3 +209,18 @@ def test_a_class_tunes_the_entry_that_its_operation_reads(each: Class) -> None:
     trials.each = replace(one, name="another entry")
     with pytest.raises(KeyError, match=each.name):
         trials.run_shipped()
+
+
+def test_workers_compile_all_candidates_and_their_guards_in_processes_of_their_own() -> None:
+    shapes = sum(len(each.guards) + 1 for each in tiny_tuner.TUNER.classes)
+    path = "support.tiny_tuner:TUNER"
+    assert tuners.warm(path, "cpu", [], 2) == shapes * len(tiny_tuner.TILES)
+    assert tuners.warm(path, "cpu", ["no such name"], 1) == 0
+    assert tuners.warm("support.tiny_tuner:MISSING", "cpu", [], 1) == 0
+
+
+def test_shares_are_all_jobs_once() -> None:
+    path = "support.tiny_tuner:TUNER"
+    whole = tuners.warm_share(path, "cpu", [], (0, 1))
+    parts = [tuners.warm_share(path, "cpu", [], (part, 3)) for part in range(3)]
+    assert sum(parts) == whole

@@ -1,4 +1,4 @@
-"""The clock chooses among what is sound; nothing that is wrong, crashes or spills is ever chosen."""
+"""The clock chooses among what is sound: nothing that is wrong, crashes or spills."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -16,9 +16,11 @@ from hal_triton.table_file import (
     TableError,
     code,
     document,
-    given as under,
     parse,
     read,
+)
+from hal_triton.table_file import (
+    given as under,
 )
 from hal_triton.tune.candidates import CANDIDATES
 from hal_triton.tune.classes import CLASSES

@@ -7,4 +7,6 @@ from hal_cuda.plugin import MANIFEST
 from hal_cuda.provider import TritonProvider, arch_of, tuning
 from hal_triton.tune.tuner import TritonTuner
 
-TUNER: Final[Tuner] = TritonTuner(MANIFEST.name, MANIFEST.offers, arch_of, tuning, TritonProvider)
+TUNER: Final[Tuner] = TritonTuner(
+    MANIFEST.name, f"{__name__}:TUNER", MANIFEST.offers, arch_of, tuning, TritonProvider
+)

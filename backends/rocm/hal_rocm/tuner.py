@@ -13,6 +13,7 @@ STAGES: Final = 2
 
 TUNER: Final[Tuner] = TritonTuner(
     MANIFEST.name,
+    f"{__name__}:TUNER",
     MANIFEST.offers,
     arch_of,
     tuning,

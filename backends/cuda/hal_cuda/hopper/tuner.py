@@ -20,6 +20,7 @@ CLASSES: Final = (
 
 TUNER: Final[Tuner] = TritonTuner(
     MANIFEST.name,
+    f"{__name__}:TUNER",
     MANIFEST.offers,
     arch_of,
     tuning,

@@ -93,11 +93,13 @@ class _Race:
         found = {}
         for config in configs:
             made = attempt(partial(self.trials.runs, config))
-            if isinstance(made, Failure):
+            if not isinstance(made, Failure):
+                found[shown(config)] = made
+            elif config == self.shipped:
+                raise DeviceLost(f"the shipped {shown(config)} cannot be timed: {made.text[:300]}")
+            else:
                 self.dropped[shown(config)] = made.text[:300]
                 self._survives(config)
-            else:
-                found[shown(config)] = made
         return found
 
     def read(self, ready: Mapping[str, Sequence[Run]], rounds: int) -> dict[str, list[float]]:
