@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -75,15 +75,23 @@ class Contest:
         lines: list[tuple[Line, list[Attempt]]] = []
         first: Outcome | None = None
         for own, entrant in self._entrants():
-            cases = (small, large) if own is trial else self._cases(own, rows)
+            cases = (small, large) if self._is_first(own) else self._cases(own, rows)
             line = self._checked(own, entrant, cases[0], want)
             calls: list[Attempt] = []
             if line.verdict == RIGHT:
                 line, calls, outcome = self._prepared(line, own, entrant, cases[1], first)
                 first = first or outcome
             lines.append((line, calls))
-        self._time([(line, [each.run for each in calls]) for line, calls in lines if calls])
-        return [line for line, _ in lines]
+        ready = {n: [each.run for each in calls] for n, (_, calls) in enumerate(lines) if calls}
+        failed = self._time(ready, [line for line, _ in lines])
+        return [
+            replace(line, verdict=FAILED, why=failed[n], cold=[], warm=[]) if n in failed else line
+            for n, (line, _) in enumerate(lines)
+        ]
+
+    def _is_first(self, trial: Trial) -> bool:
+        """Whether a trial has the inputs and layouts of the first provider's."""
+        return trial.settings == self.ours[0].trial.settings
 
     def _entrants(self) -> Iterator[tuple[Trial, Entrant]]:
         """The providers, then the peers at the first provider's trial."""
@@ -114,7 +122,7 @@ class Contest:
             Line, self.shape.operation, self.shape.name, trial.settings["dtype"], entrant.name,
             entrant.version, rows=case.rows.lengths,
         )  # fmt: skip
-        expected = want if trial is self.ours[0].trial else case.expect_all()
+        expected = want if self._is_first(trial) else case.expect_all()
         try:
             got = entrant.make(trial, case, self.place).outcome()
             check = judge(case, trial.kind, expected, got)
@@ -132,7 +140,7 @@ class Contest:
         if isinstance(made, Failure):
             return replace(line, verdict=FAILED, why=made.text[:300]), [], None
         calls, outcome = made
-        if first is None or case.rows.lengths == line.rows or trial is not self.ours[0].trial:
+        if first is None or case.rows.lengths == line.rows or not self._is_first(trial):
             return line, calls, outcome
         check = like(case, trial.kind, first, outcome)
         if check.right:
@@ -151,13 +159,26 @@ class Contest:
         pools = outcome.pools and {name: pool.clone() for name, pool in outcome.pools.items()}
         return calls, Outcome(outcome.result.clone(), pools)
 
-    def _time(self, ready: Sequence[tuple[Line, list[Callable[[], object]]]]) -> None:
-        """Read everybody in turn, cold and warm; who begins changes from round to round."""
-        for round_ in range(self.rounds if ready else 0):
-            turn = round_ % len(ready)
-            for line, calls in (*ready[turn:], *ready[:turn]):
-                line.cold.append(self.timer.cold(calls))
-                line.warm.append(self.timer.warm(calls))
+    def _time(
+        self, ready: Mapping[int, Sequence[Callable[[], object]]], lines: Sequence[Line]
+    ) -> dict[int, str]:
+        """Read everybody in turn, cold and warm, and say who failed, by number.
+
+        Who begins changes from round to round. A graph that cannot be captured is such a failure.
+        """
+        failed: dict[int, str] = {}
+        order = list(ready)
+        for number in range(self.rounds if ready else 0):
+            turn = number % len(order)
+            for each in (*order[turn:], *order[:turn]):
+                if each not in failed:
+                    found = attempt(partial(self._read, ready[each], lines[each]))
+                    failed |= {each: found.text[:300]} if isinstance(found, Failure) else {}
+        return failed
+
+    def _read(self, calls: Sequence[Callable[[], object]], line: Line) -> None:
+        line.cold.append(self.timer.cold(calls))
+        line.warm.append(self.timer.warm(calls))
 
 
 def _case(trial: Trial, batch: Sequence[tuple[int, str]]) -> Case:

@@ -206,6 +206,41 @@ def test_everybody_begins_once_before_anybody_begins_twice() -> None:
     assert order[-6:] == ["a", "b", "a", "b", "b", "a"]
 
 
+def test_a_peer_that_cannot_be_timed_is_a_line_without_times_and_the_others_go_on() -> None:
+    class Refuses(Clock):
+        def warm(self, calls: Sequence[Callable[[], object]]) -> float:
+            calls[0]()
+            return super().warm(calls)
+
+    def once(trial: Trial, case: Case, place: torch.device) -> Attempt:
+        right, ran = same(trial, case, place), [0]
+
+        def run() -> object:
+            ran[0] += 1
+            if ran[0] > 1:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return right.run()
+
+        return Attempt(run, right.read)
+
+    mine, other, last = run(SMALL, peer(once), peer(same), clock=Refuses())
+    assert (mine.verdict, last.verdict) == (RIGHT, RIGHT)
+    assert len(mine.cold) == len(last.warm) == 3
+    assert (other.verdict, other.cold, other.warm) == (FAILED, [], [])
+    assert "capturing" in other.why
+
+
+def test_providers_of_other_layouts_are_checked_by_themselves() -> None:
+    first = ours(SMALL)
+    offer = replace(MANIFEST.offers[OPERATION], layouts=("KV",))
+    manifest = replace(MANIFEST, name="cpu.other", offers={OPERATION: offer}, proofs=())
+    trial = Trial(OPERATION, "small", SMALL.settings(offer, "float32"), offer)
+    second = Ours(Present(Candidate(manifest, "", "1"), Device("cpu"), Presence(1)), trial)
+    lines = Contest(Device("cpu"), Clock(), 1, SMALL, [first, second], [peer(same)]).lines()
+    assert [line.entrant for line in lines] == ["cpu.torch", "cpu.other", "other"]
+    assert all(line.verdict == RIGHT and line.cold for line in lines)
+
+
 @pytest.mark.parametrize("layouts", [("WC", "KV"), ("CW", "VK")])
 def test_verify_is_timed_with_its_commit_in_any_layout(layouts: tuple[str, str]) -> None:
     for operation, layout in (("conv.verify", layouts[0]), ("delta_rule.verify", layouts[1])):

@@ -7,6 +7,7 @@ from statistics import median
 ROOT = Path(__file__).parents[2]
 BUDGETS = {
     "hal (core)": 4000,
+    "hal/bench": 1500,
     "hal/model": 1500,
     "hal/integrations": 1500,
     "hal/testing": 1500,
@@ -17,7 +18,7 @@ BUDGETS = {
     "backends/rocm": 1500,
     "backends/npu": 1500,
 }
-PARTS = ("hal/model", "hal/integrations", "hal/testing")
+PARTS = ("hal/bench", "hal/model", "hal/integrations", "hal/testing")
 
 
 def files(part: str) -> list[Path]:
