@@ -58,15 +58,7 @@ def tune(
             if count < 1:
                 raise ValueError(f"{option} {count}: expected at least 1")
         writable("--out", out)
-        from hal.bench.refusal import NotMeasured
-
-        place = Device.parse(device)
-        try:
-            with plugins_aside():
-                found = _swept(place, provider, name or [], rounds, workers)
-        except NotMeasured as refusal:
-            typer.echo(f"hal tune: {refusal}", err=True)
-            raise typer.Exit(REFUSED) from None
+        found = _swept(Device.parse(device), provider, name or [], rounds, workers)
         plain = json.dumps(found.document, indent=1)
         if out is not None:
             out.write_text(plain + "\n", encoding="utf-8")
@@ -78,14 +70,26 @@ def tune(
 
 
 def _swept(device: Device, provider: str, names: list[str], rounds: int, workers: int) -> Sweep:
+    """The sweep; a refusal is a no, without a table."""
     from hal.bench.present import presents
+    from hal.bench.refusal import NotMeasured
 
-    here = presents(device, provider, installed())
-    tuner = _tuner(device, [each.candidate for each in here])
+    try:
+        with plugins_aside():
+            here = presents(device, provider, installed())
+            tuner = _tuner(device, [each.candidate for each in here])
+            _known(names, tuner)
+            return tuner.sweep(device, names, rounds, workers, _say)
+    except NotMeasured as refusal:
+        typer.echo(f"hal tune: {refusal}", err=True)
+        raise typer.Exit(REFUSED) from None
+
+
+def _known(names: list[str], tuner: Tuner) -> None:
+    """Refuse a name that the tuner does not have."""
     for name in names:
         if name not in tuner.names:
             raise ValueError(f"--name {name}: expected one of {', '.join(tuner.names)}")
-    return tuner.sweep(device, names, rounds, workers, _say)
 
 
 def _tuner(device: Device, candidates: list[Candidate]) -> Tuner:

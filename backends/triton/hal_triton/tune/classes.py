@@ -159,7 +159,7 @@ def _scans() -> Iterator[Class]:
         (UNBOUNDED, "16x2048", channels, LONG["16x2048"]),
     ]
     yield from _of("scan.recurrent", prompts, "scan.prefill", ({"N": 8},))
-    lone, many = _prompts(heads, 128)
+    lone, many = _prompts(heads, 256)
     yield from _of("scan.prepare", [many], "scan.prefill", STATES)
     yield from _of("scan.walk", [lone, many], "scan.prefill", STATES)
     wide = [(UNBOUNDED, "16x2048", {**heads, "N": 256}, LONG["16x2048"])]
