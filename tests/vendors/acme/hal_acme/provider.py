@@ -60,7 +60,7 @@ class AcmeConv:
     ) -> Tensor:
         """Convolve any mixture of rows."""
         check_conv("conv.prefill", x, weight, bias, state, "WC", activation, out)
-        check_rows("conv.prefill", len(x), src, (("dst", dst),), query_start_loc)
+        check_rows("conv.prefill", len(x), src, (("dst", dst), ("start", start)), query_start_loc)
         work = rows(src, dst, query_start_loc.tolist())
         return _conv(x, weight, bias, state, activation, out, work)
 
@@ -79,7 +79,7 @@ class AcmeConv:
     ) -> Tensor:
         """Convolve one token a row."""
         check_conv("conv.decode", x, weight, bias, state, "WC", activation, out)
-        check_rows("conv.decode", len(x), src, (("dst", dst),), None)
+        check_rows("conv.decode", len(x), src, (("dst", dst), ("start", start)), None)
         return _conv(x, weight, bias, state, activation, out, token_rows(src, dst))
 
 
