@@ -16,7 +16,7 @@ from hal.errors import ConfigError, HalError
 from hal.integrations.engines.session import Session
 from hal.model.spec import Kind
 from hal_registry import Code
-from hal_vllm import plugin, seams, start
+from hal_vllm import loader, plugin, seams, start
 from hal_vllm.question import FEATURES, Place, ask
 from hal_vllm.versions import PIN
 from support import fake_vllm
@@ -121,6 +121,37 @@ def test_a_seam_that_moved_is_refused_by_its_name(
         plugin.register()
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (fake_vllm.QwenGatedDeltaNetAttention, "_forward_core"),
+        (fake_vllm.KimiGatedDeltaNetAttention, "_forward"),
+        (fake_vllm.MambaMixer2, "conv_ssm_forward"),
+        (fake_vllm.ShortConv, "forward_native"),
+        (fake_vllm.MambaBase, "bind_kv_cache"),
+        (fake_vllm.MambaBase, "get_kv_cache_spec"),
+    ],
+)
+def test_a_method_that_the_engine_calls_by_another_name_is_refused(
+    engine: fake_vllm.Engine, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    """The engine would run its own method and never the layer's."""
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(hal.Unsupported, match=name) as refused:
+        plugin.register()
+    assert [reason.code for reason in refused.value.reasons] == [Code.LIBRARY_VERSION]
+
+
+def test_a_layer_class_that_moved_is_refused_by_its_name(
+    engine: fake_vllm.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = sys.modules["vllm.model_executor.layers.mamba.short_conv"]
+    monkeypatch.delattr(home, "ShortConv")
+    with pytest.raises(hal.Unsupported, match="ShortConv") as refused:
+        plugin.register()
+    assert [reason.code for reason in refused.value.reasons] == [Code.LIBRARY_VERSION]
+
+
 def test_a_layer_that_another_plugin_owns_is_refused(engine: fake_vllm.Engine) -> None:
     fake_vllm.PluggableLayer.registry["ShortConv"] = Model
     with pytest.raises(hal.Unsupported, match="layer ShortConv"):
@@ -182,6 +213,42 @@ def test_a_layer_that_is_built_elsewhere_is_an_error(engine: fake_vllm.Engine) -
         gdn_model()
 
 
+def test_a_loader_that_builds_its_model_elsewhere_is_refused_for_a_model_with_state(
+    engine: fake_vllm.Engine,
+) -> None:
+    """Nobody would look whether its layers were replaced."""
+    plugin.register()
+    seen: list[object] = []
+    asked = fake_vllm.config(GDN_CONFIG, lambda: seen.append(1))
+    with pytest.raises(hal.Unsupported, match="load format"):
+        fake_vllm.OtherLoader().load_model(asked, asked.model_config)
+    assert not seen
+    plain = {"model_config.is_hybrid": False, "model_config.has_inner_state": False}
+    asked = fake_vllm.config(LLAMA, lambda: "model", **plain)
+    assert fake_vllm.OtherLoader().load_model(asked, asked.model_config) == "model"
+
+
+def test_weights_that_change_in_place_are_bound_anew(
+    engine: fake_vllm.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin.register()
+    model = load(fake_vllm.config(GDN_CONFIG, gdn_model))
+    forgotten: list[Session] = []
+    monkeypatch.setattr(Session, "forget", lambda session: forgotten.append(session))
+    worker = fake_vllm.Worker()
+    for update in (worker.reload_weights, worker.update_weights):
+        forgotten.clear()
+        assert update(lambda: len(forgotten)) == 0
+        assert model.layers[0].hal_session in forgotten
+    with pytest.raises(ZeroDivisionError):
+        worker.reload_weights(lambda: 1 // 0)
+    assert forgotten.count(model.layers[0].hal_session) == 2
+    load(fake_vllm.config(GDN_CONFIG, gdn_model))
+    forgotten.clear()
+    worker.finish_weight_update()
+    assert forgotten.count(model.layers[0].hal_session) == 1
+
+
 def test_states_that_the_engine_counts_otherwise_are_an_error(
     engine: fake_vllm.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +264,7 @@ def test_no_model_is_built_without_a_provider(
 ) -> None:
     plugin.register()
     seen: list[object] = []
-    monkeypatch.setattr(seams, "ask", lambda config, place: ask(config, Place("npu")))
+    monkeypatch.setattr(loader, "ask", lambda config, place: ask(config, Place("npu")))
     with pytest.raises(hal.Unsupported):
         load(fake_vllm.config(GDN_CONFIG, lambda: seen.append(1)))
     assert not seen

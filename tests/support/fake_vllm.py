@@ -44,6 +44,8 @@ PATHS = (
     "vllm.v1.attention.backends.registry",
     "vllm.v1.attention.backends.utils",
     "vllm.v1.attention.selector",
+    "vllm.v1.worker",
+    "vllm.v1.worker.gpu_worker",
 )
 NULL_BLOCK_ID = 0
 
@@ -138,6 +140,9 @@ class QwenGatedDeltaNetAttention(PluggableLayer, MambaBase):
     def forward_cuda(self) -> str:
         return "core"
 
+    def _forward_core(self, *given: object) -> None:
+        raise AssertionError("the stock recurrence ran")
+
 
 class KimiGatedDeltaNetAttention(QwenGatedDeltaNetAttention):
     """Kimi Delta Attention, whose dt_bias is flat and whose norm has a weight of its own."""
@@ -148,6 +153,9 @@ class KimiGatedDeltaNetAttention(QwenGatedDeltaNetAttention):
         self.dt_bias = weights(config.dims.HV * config.dims.K)
         self.o_norm = nn.Module()
         self.o_norm.weight, self.o_norm.eps = weights(config.dims.V), 1e-6
+
+    def _forward(self, *given: object) -> None:
+        raise AssertionError("the stock recurrence ran")
 
 
 class MambaMixer2(PluggableLayer, MambaBase):
@@ -186,6 +194,9 @@ class MambaMixer2(PluggableLayer, MambaBase):
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
         return self._shapes
 
+    def conv_ssm_forward(self, *given: object) -> None:
+        raise AssertionError("the stock scan ran")
+
 
 class ShortConv(PluggableLayer, MambaBase):
     """LFM2's short convolution between two projections."""
@@ -208,6 +219,12 @@ class ShortConv(PluggableLayer, MambaBase):
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
         return ((self._width - 1, self.conv.weight.shape[0]),)
 
+    def forward_native(self, *given: object) -> None:
+        raise AssertionError("the stock convolution ran")
+
+    def forward_cuda(self, *given: object) -> None:
+        raise AssertionError("the stock convolution ran")
+
 
 class AttentionMetadataBuilder:
     """Keeps what vLLM hands to every builder."""
@@ -222,6 +239,29 @@ class BaseModelLoader:
 
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         return vllm_config.build()
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        return self.create_model(vllm_config, model_config, prefix)
+
+
+class OtherLoader(BaseModelLoader):
+    """Builds its model past `create_model`, as Tensorizer's does."""
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        return vllm_config.build()
+
+
+class Worker:
+    """Changes weights under the layers of a model."""
+
+    def reload_weights(self, change: Callable[[], object]) -> object:
+        return change()
+
+    def update_weights(self, change: Callable[[], object]) -> object:
+        return change()
+
+    def finish_weight_update(self) -> None:
+        return None
 
 
 @dataclass
@@ -273,6 +313,7 @@ def _attributes(engine: Engine) -> dict[str, dict[str, object]]:
         },
         mamba + "mamba_mixer2": {"MambaMixer2": MambaMixer2},
         mamba + "short_conv": {"ShortConv": ShortConv},
+        "vllm.model_executor.model_loader": {"get_model_loader": None},
         "vllm.model_executor.model_loader.base_loader": {"BaseModelLoader": BaseModelLoader},
         "vllm.model_executor.models.utils": {
             "extract_layer_index": lambda prefix: int(prefix.split(".")[1])
@@ -292,6 +333,7 @@ def _attributes(engine: Engine) -> dict[str, dict[str, object]]:
             "mamba_get_block_table_tensor": lambda table, lens, spec, mode: table,
         },
         attention + "selector": {"get_mamba_attn_backend": engine.select},
+        "vllm.v1.worker.gpu_worker": {"Worker": Worker},
     }
 
 
@@ -308,6 +350,9 @@ def installed(version: str = "0.32.0+cpu") -> Iterator[Engine]:
             vars(module).update(attributes.get(path, {}))
             patch.setitem(sys.modules, path, module)
         patch.setattr(BaseModelLoader, "create_model", BaseModelLoader.create_model)
+        patch.setattr(OtherLoader, "load_model", OtherLoader.load_model)
+        for name in ("reload_weights", "update_weights", "finish_weight_update"):
+            patch.setattr(Worker, name, vars(Worker)[name])
         _forget()
         yield engine
         _forget()
@@ -339,6 +384,7 @@ def config(model: object, build: Callable[[], object], **changes: object) -> Any
             use_ubatching=False,
         ),
         "scheduler_config": SimpleNamespace(max_num_seqs=8),
+        "load_config": SimpleNamespace(load_format="auto"),
         "speculative_config": None,
         "kv_transfer_config": None,
         "lora_config": None,

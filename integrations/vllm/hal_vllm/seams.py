@@ -1,20 +1,15 @@
-"""Where the plugin takes hold of vLLM, and the proof that it did.
+"""Where the plugin takes hold of vLLM's layers and backends, and the proof that it did.
 
 Names and seams move between versions, and an override that no longer applies says nothing. So every
-name is looked up when the plugin registers, and every layer is looked at when a model is built.
+name is looked up when the plugin registers; `hal_vllm.loader` looks at every layer of a built model.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 from hal.integrations.engines.refusals import library, refuse
-from hal.integrations.engines.session import Session
-from hal_vllm.question import Place, ask
-from hal_vllm.session import building
 from hal_vllm.versions import PIN
 
 if TYPE_CHECKING:
@@ -32,10 +27,8 @@ BACKENDS: Final = ("GDN_ATTN", "MAMBA2", "SHORT_CONV")
 """Members of `MambaAttentionBackendEnum` that get the one metadata builder."""
 
 BACKEND: Final = "hal_vllm.metadata.HalBackend"
-PAGES: Final = ("get_mamba_state_shape_from_config", "get_mamba_state_dtype_from_config")
-"""Class methods of a model by which vLLM sizes pages."""
-
-_MARK: Final = "hal_vllm_original"
+ADDED: Final = frozenset({"process_weights_after_loading"})
+"""Methods that vLLM calls on any layer that has them; its linear layers have not."""
 
 
 def find(module: str, *names: str) -> Any:
@@ -57,6 +50,7 @@ def override_layers(layers: ModuleType) -> None:
     registry = find("vllm.model_executor.custom_op", "op_registry_oot")
     for name, own in LAYERS.items():
         layer = getattr(layers, own)
+        check_methods(layer)
         taken = registry.get(name)
         if taken not in (None, layer):
             fix = "keep one of the two plugins, for example with VLLM_PLUGINS"
@@ -66,6 +60,17 @@ def override_layers(layers: ModuleType) -> None:
             raise refuse(PIN.engine, PIN.distribution, reason)
         if taken is None:
             find("vllm.model_executor.custom_op", "PluggableLayer").register_oot(layer, name=name)
+
+
+def check_methods(layer: type) -> None:
+    """Refuse an engine in which a method that the layer replaces has another name.
+
+    The engine would call its own method then, and the layer's never.
+    """
+    served, stock = layer.__bases__
+    for name in sorted({*vars(layer), *vars(served)} - ADDED):
+        if not name.startswith(("hal_", "__")):
+            find(stock.__module__, stock.__name__, name)
 
 
 def override_backends() -> None:
@@ -87,53 +92,3 @@ def check_backends() -> None:
         if path != BACKEND:
             reason = library(f"metadata of {name}", BACKEND, path, "load hybrid-hal-vllm earlier")
             raise refuse(PIN.engine, PIN.distribution, reason)
-
-
-def wrap_loader(announce: Callable[[str], None], place: Callable[[Any], Place]) -> None:
-    """Ask `hal` before a model is built, and hold the built one against its answer.
-
-    Both come before any weight is read. Wrapping twice changes nothing.
-    """
-    loader = find("vllm.model_executor.model_loader.base_loader", "BaseModelLoader")
-    original = find(loader.__module__, loader.__name__, "create_model")
-    if _MARK in vars(original):
-        return
-
-    @wraps(original)
-    def create_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
-        selection = ask(vllm_config, place(vllm_config))
-        if selection is None:
-            return original(self, vllm_config, model_config, prefix=prefix)
-        check_backends()
-        rows = vllm_config.scheduler_config.max_num_seqs
-        made = Session.of(PIN.engine, PIN.distribution, selection, rows)
-        with building(made) as session:
-            model = original(self, vllm_config, model_config, prefix=prefix)
-        session.check_complete()
-        answer_pages(type(model), session)
-        for line in session.lines():
-            announce(line)
-        return model
-
-    vars(create_model)[_MARK] = original
-    loader.create_model = create_model
-
-
-def answer_pages(model: type, session: Session) -> None:
-    """Let vLLM size its pages by the plan; a model without attention sizes them by its layers.
-
-    The newest session of a model class answers.
-    """
-    states = session.states(next(iter(session.members)))
-    shapes = tuple(spec.shape for spec in states)
-    dtypes = tuple(find("torch", spec.dtype) for spec in states)
-    for name, answer in zip(PAGES, (shapes, dtypes), strict=True):
-        if name in dir(model):
-            setattr(model, name, _constant(answer))
-
-
-def _constant(answer: object) -> classmethod[Any, Any, object]:
-    def get(cls: type, vllm_config: object) -> object:
-        return answer
-
-    return classmethod(get)

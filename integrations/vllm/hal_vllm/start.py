@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from hal_vllm import seams
+from hal_vllm import loader, seams
 from hal_vllm.question import Place
 from hal_vllm.versions import PIN
 
@@ -17,9 +16,9 @@ def register() -> None:
     """Take hold of vLLM, or raise: an exception from here stops the engine, as it should."""
     PIN.check(str(seams.find("vllm", "__version__")))
     seams.override_backends()
-    seams.override_layers(importlib.import_module("hal_vllm.layers"))
+    seams.override_layers(seams.find("hal_vllm.layers"))
     announce = seams.find("vllm.logger", "init_logger")(LOGGER).info
-    seams.wrap_loader(announce, place)
+    loader.wrap_loaders(announce, place)
 
 
 def place(vllm_config: Any) -> Place:
