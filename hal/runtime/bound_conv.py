@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch.compiler import is_compiling
 
 from hal.runtime.batch import Mode
-from hal.runtime.seam import Draft, check_act, check_once, failed, filling, verifier
+from hal.runtime.seam import Draft, check_act, check_once, failed, filling, result, verifier
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ class BoundConv:
     def _verify(self, x: Tensor, step: Step) -> Tensor:
         rule, draft = verifier(self.verify, self.draft)
         with filling(step, (draft,), "conv.verify", x, self.weight, self.state):
-            return step.opaque(rule.verify)(
+            out = step.opaque(rule.verify)(
                 x,
                 self.weight,
                 self.bias,
@@ -66,6 +66,7 @@ class BoundConv:
                 parents=step.parents,
                 activation=self.activation,
             )
+            return result("conv.verify", out, x.shape, x.dtype)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """Convolve the step's packed tokens, act `[T, C]`."""
@@ -78,7 +79,7 @@ class BoundConv:
         except RuntimeError as error:
             raise failed("conv", error, x, self.weight, self.state) from error
         self.ran = step
-        return out
+        return result("conv", out, x.shape, x.dtype)
 
     def _run(self, x: Tensor, step: Step) -> Tensor:
         compiled, state = self.compiled if is_compiling() else None, self.state

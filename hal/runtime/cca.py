@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, Self
 import torch
 from torch.nn.functional import pad
 
+from hal.runtime.seam import result
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -130,6 +132,7 @@ class Cca:
             x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, last: bool
         ) -> Tensor:
             y = self.conv.decode(x, weight, bias, state, src, dst if last else none, start)
+            y = result("conv", y, x.shape, x.dtype)
             if last:
                 return y
             return torch.where(fresh, 0 if bias is None else bias.to(y.dtype), y)
@@ -185,14 +188,14 @@ class Cca:
         mixed = None
         for tap, shifted in enumerate(weights.shifted):
             y = run(r, shifted, weights.depthwise_bias, self.window, tap == final)
-            part = _by_group(y, weights.mix[tap])
+            part = _by_group(result("conv", y, r.shape, r.dtype), weights.mix[tap])
             mixed = part if mixed is None else mixed.add_(part)
         if mixed is None:
             raise ValueError("cca: the grouped stage has no taps")
         if weights.grouped_bias is not None:
             mixed = mixed.add_(weights.grouped_bias)
         delayed = run(h, weights.delay, None, self.hidden_window(), True)
-        return _clear(mixed.to(r.dtype), pads), delayed
+        return _clear(mixed.to(r.dtype), pads), result("conv", delayed, h.shape, h.dtype)
 
 
 def _by_group(y: Tensor, mix: Tensor) -> Tensor:

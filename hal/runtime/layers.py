@@ -19,6 +19,7 @@ from hal.runtime.seam import (
     check_tokens,
     failed,
     filling,
+    result,
     verifier,
 )
 
@@ -104,6 +105,7 @@ class DeltaLayer:
         else:
             o = self._prefill_fused(rule, self.conv(mixed_qkv), a, b, inside, gate, step)
         self.ran = step
+        o = result("delta_rule", o, (len(mixed_qkv), self.dims.HV, self.dims.V), mixed_qkv.dtype)
         return o if inside is z else self._normed(o, z)
 
     def _decode_fused(
@@ -218,7 +220,7 @@ class DeltaLayer:
         except RuntimeError as error:
             raise failed("delta_rule", error, q, k, v, a, b, self.state) from error
         self.ran = step
-        return out
+        return result("delta_rule", out, v.shape, v.dtype)
 
     def _run(
         self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gate: Gate | None, step: Step
@@ -254,7 +256,8 @@ class DeltaLayer:
         rows = (step.src, step.query_start_loc, step.max_len, draft.scratch)
         with filling(step, (draft,), "delta_rule.verify", q, k, v, a, b, self.state):
             verify = step.opaque(rule.verify)
-            return verify(q, k, v, a, b, gate, self.state, *rows, parents=step.parents)
+            out = verify(q, k, v, a, b, gate, self.state, *rows, parents=step.parents)
+            return result("delta_rule.verify", out, v.shape, v.dtype)
 
 
 @dataclass(slots=True)

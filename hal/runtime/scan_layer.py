@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hal.runtime.batch import Mode
 from hal.runtime.gates import grouped_norm
 from hal.runtime.phases import Phases, not_by_phase
-from hal.runtime.seam import check_act, check_once, check_tokens, failed, filling, verifier
+from hal.runtime.seam import check_act, check_once, check_tokens, failed, filling, result, verifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,7 @@ class ScanLayer:
         except RuntimeError as error:
             raise failed("scan", error, x, B, C, self.state) from error
         self.ran = step
-        return out
+        return result("scan", out, x.shape, x.dtype)
 
     def _run(
         self, x: Tensor, dt: Tensor | None, B: Tensor, C: Tensor, z: Tensor | None, step: Step
@@ -160,11 +160,12 @@ class ScanLayer:
     ) -> Tensor:
         rule, draft = verifier(self.verify, self.draft)
         with filling(step, (draft,), "scan.verify", x, B, C, self.state):
-            return step.opaque(rule.verify)(
+            out = step.opaque(rule.verify)(
                 x, dt, self.A, B, C, self.params.D, self.params.dt_bias, z, self.state, step.src,
                 step.query_start_loc, step.max_len, draft.scratch,
                 dt_limit=self.dims.dt_limit, dt_softplus=dt is not None, parents=step.parents,
             )  # fmt: skip
+            return result("scan.verify", out, x.shape, x.dtype)
 
     def check_verified(self, step: Step) -> None:
         """Refuse a commit of a step whose tokens are not in the scratch."""

@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+
 from hal.errors import ProviderError, StepOrderError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import torch
     from torch import Tensor
 
     from hal.runtime.step import Step
@@ -88,6 +89,14 @@ def check_act(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         raise TypeError(f"layer call: {name} is {tensor.dtype}, selected for {dtype}")
     if tensor.requires_grad:
         raise ValueError(f"layer call: {name} requires grad; run under torch.inference_mode()")
+
+
+def result(operation: str, out: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A provider's result; one that its contract has not would be broadcast or cast unseen."""
+    if isinstance(out, torch.Tensor) and out.shape == shape and out.dtype == dtype:
+        return out
+    given = f"{list(out.shape)} {out.dtype}" if isinstance(out, torch.Tensor) else repr(out)
+    raise ProviderError(f"{operation} gave {given}, expected {list(shape)} {dtype}")
 
 
 def check_once(ran: Step | None, step: Step, what: str) -> None:
