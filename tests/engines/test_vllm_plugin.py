@@ -234,7 +234,11 @@ def test_weights_that_change_in_place_are_bound_anew(
     plugin.register()
     model = load(fake_vllm.config(GDN_CONFIG, gdn_model))
     forgotten: list[Session] = []
-    monkeypatch.setattr(Session, "forget", lambda session: forgotten.append(session))
+
+    def note(session: Session) -> None:
+        forgotten.append(session)
+
+    monkeypatch.setattr(Session, "forget", note)
     worker = fake_vllm.Worker()
     for update in (worker.reload_weights, worker.update_weights):
         forgotten.clear()

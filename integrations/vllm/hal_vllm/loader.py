@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
-from hal.integrations.engines.refusals import library, mode, refuse
+from hal.integrations.engines.refusals import mode, refuse
 from hal.integrations.engines.session import SESSIONS, Session
 from hal_vllm.question import Place, ask
 from hal_vllm.seams import check_backends, find
@@ -49,6 +49,7 @@ def _wrap(owner: type, name: str, around: Callable[[Any], Any]) -> None:
 
 
 def _below(owner: type) -> Iterator[type]:
+    each: type
     for each in owner.__subclasses__():
         yield each
         yield from _below(each)

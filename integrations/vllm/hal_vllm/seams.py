@@ -1,12 +1,13 @@
 """Where the plugin takes hold of vLLM's layers and backends, and the proof that it did.
 
 Names and seams move between versions, and an override that no longer applies says nothing. So every
-name is looked up when the plugin registers; `hal_vllm.loader` looks at every layer of a built model.
+name is looked up when the plugin registers; `hal_vllm.loader` looks at the layers of a built model.
 """
 
 from __future__ import annotations
 
 import importlib
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from hal.integrations.engines.refusals import library, refuse
@@ -27,8 +28,8 @@ BACKENDS: Final = ("GDN_ATTN", "MAMBA2", "SHORT_CONV")
 """Members of `MambaAttentionBackendEnum` that get the one metadata builder."""
 
 BACKEND: Final = "hal_vllm.metadata.HalBackend"
-ADDED: Final = frozenset({"process_weights_after_loading"})
-"""Methods that vLLM calls on any layer that has them; its linear layers have not."""
+ADDED: Final = "process_weights_after_loading"
+"""A method that vLLM calls on any layer that has it; its linear layers have not."""
 
 
 def find(module: str, *names: str) -> Any:
@@ -68,8 +69,8 @@ def check_methods(layer: type) -> None:
     The engine would call its own method then, and the layer's never.
     """
     served, stock = layer.__bases__
-    for name in sorted({*vars(layer), *vars(served)} - ADDED):
-        if not name.startswith(("hal_", "__")):
+    for name, replaced in sorted({**vars(served), **vars(layer)}.items()):
+        if isinstance(replaced, FunctionType) and not name.startswith(("hal_", "__", ADDED)):
             find(stock.__module__, stock.__name__, name)
 
 
