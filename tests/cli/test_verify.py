@@ -240,6 +240,10 @@ def test_a_block_that_no_chunk_holds_leaves_prefixes_out_and_says_how_to_have_th
         ("raises", "hal verify: vllm stopped with builtins.RuntimeError: no kernel"),
         ("dies", "hal verify: vllm ended, without a word"),
         ("fails in a child", "hal verify: vllm ended, its last error is mod.OddError: no memory"),
+        (
+            "refuses in a child",
+            "hal verify: vllm ended, its last error is hal.Unsupported: m cannot run on cpu: cpu",
+        ),
     ],
 )
 def test_an_engine_that_stops_is_a_no_with_its_own_words(

@@ -29,6 +29,8 @@ PLUGIN: Final = "hal"
 SERVED: Final = re.compile(r"\bhal: (\d+ .*? are served by .*)")
 """The line with which the plugin of an engine says who serves which layers."""
 ERROR: Final = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Unsupported): .*", re.MULTILINE)
+OWN: Final = re.compile(r"\bhal\.(?:\w+\.)*(?:Unsupported|\w+Error): .*")
+"""What `hal` says in any process of an engine; the one that was asked may say something else."""
 TAIL: Final = 4000
 """Characters of an engine's output that are kept of one that stopped."""
 
@@ -117,13 +119,15 @@ def _record(launch: Launch, setup: Setup, asked: Questions) -> Record:
 
 
 def last_error(log: str) -> str:
-    """The last error in an engine's output, which may be that of one of its processes."""
-    found = ERROR.findall(log)
+    """The last error in the output of an engine and its processes; `hal`'s own before others."""
+    found = OWN.findall(log) or ERROR.findall(log)
     return f"its last error is {found[-1].strip()}" if found else "without a word"
 
 
 def _read(launch: Launch, result: Mapping[str, Any], log: str) -> Record:
     if "error" in result:
+        if OWN.search(log) and not result["error"].startswith("hal."):
+            raise EngineStopped(f"{launch.engine} ended, {last_error(log)}", log)
         refused = result["error"] in ("hal.refusal.Unsupported", "hal.Unsupported")
         named = "" if refused else f"{launch.engine} stopped with {result['error']}: "
         first = str(result["message"]).strip() or "no message"

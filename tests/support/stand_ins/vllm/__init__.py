@@ -9,6 +9,7 @@ from typing import Any
 from support.faulty_engine import FaultyEngine
 
 __version__ = "0.32.0"
+REFUSED = "hal.Unsupported: m cannot run on cpu: cpu.torch is left out"
 
 
 @dataclass
@@ -46,6 +47,10 @@ class LLM:
             sys.stderr.write("Traceback:\nmod.OddError: no memory\nkilled\n")
             sys.stderr.flush()
             os._exit(3)
+        if fault == "refuses in a child":
+            sys.stderr.write(f"(Core pid=7) ERROR [core.py:9] {REFUSED}\nmod.OddError: gone\n")
+            sys.stderr.flush()
+            raise RuntimeError("core initialization failed, see above")
         if fault == "dies":
             os._exit(3)
         if fault == "hangs":
