@@ -191,6 +191,19 @@ def test_pages_are_sized_by_the_plan(engine: fake_vllm.Engine) -> None:
     assert layer.get_state_dtype() == dtypes
 
 
+def test_graphs_are_kept_apart_from_those_of_the_engine_alone(engine: fake_vllm.Engine) -> None:
+    """vLLM hashes this dictionary into the name of a graph that it keeps on disk."""
+    plugin.register()
+    asked = fake_vllm.config(GDN_CONFIG, gdn_model)
+    model = load(asked)
+    assert asked.additional_config == {"theirs": 1, "hal": engine.lines}
+    plain = {"model_config.is_hybrid": False, "model_config.has_inner_state": False}
+    asked = fake_vllm.config(LLAMA, Model, **plain)
+    load(asked)
+    assert asked.additional_config == {"theirs": 1}
+    del model
+
+
 def test_a_model_with_a_layer_that_was_not_replaced_is_refused(engine: fake_vllm.Engine) -> None:
     plugin.register()
     with pytest.raises(hal.Unsupported, match="1 Gated DeltaNet layers") as refused:

@@ -388,6 +388,7 @@ def config(model: object, build: Callable[[], object], **changes: object) -> Any
         "speculative_config": None,
         "kv_transfer_config": None,
         "lora_config": None,
+        "additional_config": {"theirs": 1},
         "build": build,
     }
     for path, value in changes.items():

@@ -68,6 +68,7 @@ def _asking(
         wrap_updates()
         rows = vllm_config.scheduler_config.max_num_seqs
         made = Session.of(PIN.engine, PIN.distribution, selection, rows)
+        key_compiled(vllm_config, made)
         with building(made) as session:
             model = original(self, vllm_config, model_config, prefix=prefix)
         session.check_complete()
@@ -114,6 +115,16 @@ def _forgetting(original: Any) -> Callable[..., Any]:
                 session.forget()
 
     return update
+
+
+def key_compiled(vllm_config: Any, session: Session) -> None:
+    """Keep compiled graphs apart from those of the engine alone, which call its own operators.
+
+    vLLM keeps graphs on disk by a hash of its config, in which a dictionary here is a part.
+    """
+    given = vllm_config.additional_config
+    if isinstance(given, dict):
+        vllm_config.additional_config = {**given, "hal": [*session.lines()]}
 
 
 def answer_pages(model: type, session: Session) -> None:
