@@ -265,6 +265,14 @@ def test_updated_weights_are_bound_anew(served: Served) -> None:
     assert relative(changed, first) > 1e-2
     assert torch.equal(served.run([(2, 0, 5)], inputs), first)
 
+    def stop_halfway() -> None:
+        tensor.mul_(2)
+        raise ConnectionError("the sender is gone")
+
+    with pytest.raises(ConnectionError):
+        updater.end_weight_update(stop_halfway)
+    assert torch.equal(served.run([(2, 0, 5)], inputs), changed)
+
 
 def sys_module(name: str) -> Any:
     return __import__("sys").modules[name]

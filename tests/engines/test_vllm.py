@@ -18,7 +18,11 @@ PYTHON = Path(os.environ.get("HAL_ENGINES", "")) / "vllm" / "bin" / "python"
 DRIVER = Path(__file__).parent / "vllm_driver.py"
 ENGINE = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 4}
 TOKENS = 8
-CPU_ENGINE = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+CPU_ENGINE = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 EXTRA: Mapping[str, Mapping[str, object]] = {
     "qwen3_next": {"head_dim": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 64},
@@ -186,6 +190,28 @@ def test_gated_delta_net_answers_in_chunks_and_from_cached_prefixes(
     check(found, checkpoint, rounds, 1e-3)
     assert ran_operations(found) == GDN
     assert [row["cached"] > 0 for row in found["rounds"][1]] == [True, True]
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3_next"], indirect=True)
+def test_a_compiled_engine_answers(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    found = run(
+        checkpoint.folder,
+        tmp_path,
+        environ={"VLLM_CACHE_ROOT": str(tmp_path)},
+        enforce_eager=False,
+    )
+    check(found, checkpoint, [SHORT], 1e-3)
+    assert ran_operations(found) == GDN
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3_next"], indirect=True)
+def test_two_ranks_answer(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Each is a process of its own, which says what it serves; their calls are not counted here."""
+    found = run(checkpoint.folder, tmp_path, tensor_parallel_size=2)
+    check(found, checkpoint, [SHORT], 1e-3)
+    assert (
+        found["log"].count("hal: 3 Gated DeltaNet layers of qwen3_next on cpu are served by") == 2
+    )
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3_next"], indirect=True)

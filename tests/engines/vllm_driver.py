@@ -43,13 +43,8 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     """Every round of prompts as one batch each, in one engine."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        model=job["model"],
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        seed=0,
-        **job.get("engine", {}),
-    )
+    asked = {"skip_tokenizer_init": True, "enforce_eager": True, "seed": 0, **job["engine"]}
+    llm = LLM(model=job["model"], **asked)
     sampling = SamplingParams(
         temperature=0.0, max_tokens=job["tokens"], logprobs=0, ignore_eos=True, detokenize=False
     )

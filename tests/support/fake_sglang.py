@@ -299,6 +299,7 @@ class WeightUpdater:
     load_weights_from_distributed = update_weights_from_disk
     update_weights_from_tensor = update_weights_from_disk
     update_weights_from_ipc = update_weights_from_disk
+    end_weight_update = update_weights_from_disk
 
 
 def mode(name: str) -> Any:

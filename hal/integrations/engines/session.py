@@ -143,6 +143,12 @@ def _names(choices: Iterable[Choice]) -> str:
     return ", ".join(dict.fromkeys(named))
 
 
+def forget_all() -> None:
+    """Bind every model anew: weights of one of them may have changed."""
+    for session in SESSIONS:
+        session.forget()
+
+
 def report() -> list[dict[str, object]]:
     """What this process served, the oldest first: a live model's selection, layers and calls."""
     return [session.to_dict() for session in SESSIONS]

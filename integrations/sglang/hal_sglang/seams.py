@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from hal.errors import HalError
 from hal.integrations.engines.refusals import library, refuse
-from hal.integrations.engines.session import SESSIONS, Session
+from hal.integrations.engines.session import Session, forget_all
 from hal.selection import choose
 from hal_sglang import ask
 from hal_sglang.question import DISTRIBUTION, ENGINE, decided, judged
@@ -105,16 +105,17 @@ def wrap_backend(original: Callable[[Any, Any], Any], runner: Any, full: Any) ->
 
 def forget(original: Callable[..., Any], updater: Any, *given: Any, **named: Any) -> Any:
     """Bind anew after an update of weights: a provider may have laid them out its own way."""
-    result = original(updater, *given, **named)
-    for session in SESSIONS:
-        session.forget()
-    return result
+    try:
+        return original(updater, *given, **named)
+    finally:
+        forget_all()
 
 
 _UPDATER: Final = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPDATES: Final = (
     "update_weights_from_disk",
     "load_weights_from_distributed",
+    "end_weight_update",
     "update_weights_from_tensor",
     "update_weights_from_ipc",
 )

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 from hal.integrations.engines.refusals import mode, refuse
-from hal.integrations.engines.session import SESSIONS, Session
+from hal.integrations.engines.session import Session, forget_all
 from hal_vllm.question import Place, ask
 from hal_vllm.seams import check_backends, find
 from hal_vllm.session import building
@@ -111,8 +111,7 @@ def _forgetting(original: Any) -> Callable[..., Any]:
         try:
             return original(self, *given, **named)
         finally:
-            for session in SESSIONS:
-                session.forget()
+            forget_all()
 
     return update
 
