@@ -157,7 +157,7 @@ def _run(launch: Launch, setup: Setup, where: Path) -> None:
         process = subprocess.Popen(
             command,
             env=environment(launch, setup),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed by our end, whatever ends us
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -174,6 +174,8 @@ def _run(launch: Launch, setup: Setup, where: Path) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End what is left of the worker's process group, its engine's helpers too."""
+    if process.stdin is not None:
+        process.stdin.close()
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

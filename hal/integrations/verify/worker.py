@@ -6,9 +6,12 @@ The result holds the record, or the error that the engine stopped with.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import traceback
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from hal.integrations.verify.programs import fresh, resumed
@@ -57,5 +60,20 @@ def main(job_file: str, result_file: str) -> None:
     Path(result_file).write_text(json.dumps(result), encoding="utf-8")
 
 
+def end_with_starter() -> None:
+    """End this process and its engine's helpers once the one that started it is gone.
+
+    However that one ends, its side of our standard input closes.
+    """
+    Thread(target=_end_after_input, daemon=True).start()
+
+
+def _end_after_input() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    end_with_starter()
     main(*sys.argv[1:])
