@@ -206,6 +206,14 @@ def test_decodes_among_extends_answer(checkpoint: Checkpoint, tmp_path: Path) ->
     check(found, checkpoint, [LONG], 1e-3)
 
 
+@pytest.mark.parametrize("checkpoint", ["lfm2"], indirect=True)
+def test_two_ranks_answer(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    found = run(checkpoint.folder, tmp_path, environ=cores, tp_size=2)
+    check(found, checkpoint, [SHORT], 1e-3)
+    assert found["log"].count("hal: 3 short-conv layers of lfm2 on cpu are served by") == 2
+
+
 @pytest.mark.parametrize("weightless", ["lfm2"], indirect=True)
 def test_without_its_provider_the_engine_stops_before_weights(
     weightless: Path, tmp_path: Path
