@@ -9,6 +9,7 @@ from typing import Final, cast
 from hal.device import Device
 from hal.errors import ProviderError
 from hal.interfaces import Conv, ConvState, DeltaRule, Provider, Scan
+from hal.torch_import import torch_failure, torn_torch
 from hal_registry import (
     Assignment,
     Candidate,
@@ -57,7 +58,7 @@ class Examination:
         candidate = judged.candidate
         if missing := tuple(library_reasons(candidate)):
             return dict.fromkeys(judged.reasons, missing)
-        presence = device_presence(candidate, self.device.index)
+        presence = _present(candidate, self.device)
         if isinstance(presence, Reason):
             return dict.fromkeys(judged.reasons, (presence,))
         mine = [op for op, chosen in assignment.choices.items() if chosen.name == candidate.name]
@@ -76,10 +77,10 @@ def located(device: Device) -> Device:
     """
     if device.type != "cuda" or device.arch.startswith("sm_"):
         return device
-    version = attempt(lambda: load("torch:version"))
-    if isinstance(version, Failure) or version.hip is None:
+    if torch_failure():
         return device
-    return replace(device, type="rocm")
+    hip = attempt(lambda: load("torch.version:hip"))
+    return device if isinstance(hip, Failure) or not hip else replace(device, type="rocm")
 
 
 def build(candidate: Candidate, device: Device, layouts: Mapping[str, str]) -> Provider:
@@ -111,6 +112,21 @@ def _machine_findings(
         replace(need, arch=presence.arch or need.arch) for need in needs if need.operation in mine
     ]
     return {op: found for op, found in judge(candidate, there).reasons.items() if found}
+
+
+def _present(candidate: Candidate, device: Device) -> Presence | Reason:
+    """The machine as the candidate's probe sees it, or why it is not the one asked for."""
+    presence = torn_torch() or device_presence(candidate, device.index)
+    if isinstance(presence, Reason) or not device.arch or presence.arch in ("", device.arch):
+        return presence
+    return Reason(
+        Code.ARCH_UNSUPPORTED,
+        device.type,
+        f"arch {device.arch}",
+        f"arch {presence.arch}",
+        "the arch of the device that is here",
+        f'name the device "{device.type}"; `hal check` answers for an arch that is not here',
+    )
 
 
 def _unusable(candidate: Candidate, failure: Failure) -> Reason:

@@ -20,6 +20,7 @@ from hal.cli.errors import REFUSED, reporting
 from hal.cli.options import AsJson, Debug
 from hal.cli.output import aligned
 from hal.cli.question import installed
+from hal.torch_import import torn_torch
 from hal_registry import (
     API,
     Candidate,
@@ -77,6 +78,8 @@ def _provider(candidate: Candidate) -> dict[str, Any]:
 
 def _probed(candidate: Candidate) -> list[str]:
     """What the provider's probe says of its device and of what it looked for."""
+    if torn := torn_torch():
+        return [str(torn)]
     with redirect_stdout(sys.stderr):  # vendor libraries may print, and stdout may be JSON
         found = device_presence(candidate, None)
     if isinstance(found, Reason):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -29,9 +30,14 @@ def cann(place: Path, names: Sequence[str] = LIBRARIES) -> Path:
     return folder
 
 
+def path_with(*packages: Path) -> str:
+    """The path of a child: these packages, then what this process was given."""
+    return os.pathsep.join(filter(None, (*map(str, packages), os.environ.get("PYTHONPATH"))))
+
+
 def on_machine(code: str, libraries: Path | None, *packages: Path, **environment: str) -> str:
     """What code prints where these packages and libraries are; a failure shows its traceback."""
-    path = ":".join(map(str, packages or (FAKE,)))
+    path = path_with(*(packages or (FAKE,)))
     given = {"PYTHONPATH": path, "LD_LIBRARY_PATH": str(libraries or ""), **NO_GPU, **environment}
     ran: subprocess.CompletedProcess[str] = run_python(code, **given)
     assert ran.returncode == 0, ran.stderr

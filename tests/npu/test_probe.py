@@ -198,6 +198,28 @@ def test_a_symbol_that_is_absent_is_an_operation_that_is_missing(tmp_path: Path)
     assert "[operation-missing]" in shown and "kda_target_verify_npu" in shown
 
 
+AGAIN = """
+import sys, hal
+for device in ("rocm", "cpu", "cuda", "rocm", "npu"):
+    try:
+        hal.select(device, {config!r}, dtype="bfloat16")
+    except hal.Unsupported as error:
+        print(str(error).replace(chr(10), " "))
+from hal.cli import main
+sys.argv[1:] = ["doctor"]
+main()
+"""
+
+
+def test_a_torch_whose_import_failed_is_not_imported_again(tmp_path: Path) -> None:
+    """A second import registers torch's operators twice, which may end the process."""
+    shown = on_machine(AGAIN.format(config=GDN), None, broken_torch(tmp_path))
+    assert "Failed to load the backend extension: torch_npu" in shown
+    assert "torch could not be imported before in this process" in shown
+    assert "TORCH_LIBRARY" not in shown
+    assert shown.count("[library-missing] torch: needed torch; offered not importable here") >= 1
+
+
 TURNED = """
 
 _inner = {name}

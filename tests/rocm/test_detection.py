@@ -105,6 +105,31 @@ def test_triton_is_a_module_whatever_its_distribution_is_called(
     assert (found.code if isinstance(found, Reason) else None) == code
 
 
+@pytest.mark.parametrize("version", ["main", "", "3", "3.5rc1"])
+def test_a_triton_of_no_known_version_is_refused_by_its_version(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_rocm(monkeypatch, "gfx942")
+    with_triton(monkeypatch, version)
+    found = presence(None)
+    assert isinstance(found, Reason)
+    assert (found.code, found.offered) == (Code.LIBRARY_VERSION, f"version {version!r}")
+
+
+@pytest.mark.parametrize("error", ["ImportError('libamdhip64.so')", "SystemExit(3)"])
+def test_a_triton_that_cannot_be_imported_is_a_missing_library_with_its_cause(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "triton.py").write_text(f"raise {error}\n")
+    on_rocm(monkeypatch, "gfx942")
+    monkeypatch.delitem(sys.modules, "triton")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = presence(None)
+    assert isinstance(found, Reason)
+    assert (found.code, found.offered) == (Code.LIBRARY_MISSING, "an error")
+    assert found.detail.startswith(error.partition("(")[0])
+
+
 def with_triton(monkeypatch: pytest.MonkeyPatch, version: str | None = "3.9.0") -> None:
     module = ModuleType("triton")
     module.__spec__ = ModuleSpec("triton", None)
@@ -135,6 +160,29 @@ def test_the_probe_gives_the_arch_without_its_features_and_asks_for_no_capabilit
 ) -> None:
     on_rocm(monkeypatch, arch + features)
     assert presence(None) == presence(0) == Presence(1, arch, "torch for ROCm 7.1")
+
+
+@pytest.mark.parametrize("name", ["", ":sramecc+:xnack-", " "])
+def test_a_device_without_a_name_is_of_no_arch_that_is_offered(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_rocm(monkeypatch, name)
+    assert presence(None) == Presence(1, "without a name", "torch for ROCm 7.1")
+    with pytest.raises(hal.Unsupported) as refused:
+        hal.select("rocm", CONFIG)
+    assert {reason.code for reason in refused.value.reasons} == {Code.ARCH_UNSUPPORTED}
+    assert "arch without a name" in str(refused.value)
+
+
+def test_a_device_that_breaks_its_process_is_an_absent_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ends() -> int:
+        raise SystemExit(3)
+
+    on_rocm(monkeypatch, "gfx942")
+    monkeypatch.setattr(torch.cuda, "device_count", ends)
+    assert presence(None) == Presence(0, detail="SystemExit: 3")
 
 
 def test_a_device_past_the_last_one_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +221,7 @@ def test_another_torch_has_no_amd_device(
         ("rocm:1", "7.1", Device("rocm", 1)),
         ("cpu", "7.1", Device("cpu")),
         ("cuda:3", None, Device("cuda", 3)),
+        ("cuda:3", "", Device("cuda", 3)),
         ("rocm", None, Device("rocm")),
     ],
 )
@@ -181,6 +230,13 @@ def test_cuda_means_rocm_where_torch_says_so(
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", hip)
     assert located(Device.parse(asked)) == meant
+
+
+def test_a_torch_that_does_not_say_what_it_was_built_for_is_not_for_rocm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch.version, "hip")
+    assert located(Device.parse("cuda:1")) == Device("cuda", 1)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,15 @@ def test_the_index_has_to_be_there() -> None:
     assert codes(refused("cuda:2", ZAYA, there)) == {Code.DEVICE_ABSENT}
 
 
+def test_an_arch_that_was_asked_for_and_is_not_here_is_refused() -> None:
+    """The machine's arch is offered too, but it is not the one that was named."""
+    both = sidecar("cuda.x", "Good", probe=f"{MODULE}:sm_90", arches=("sm_90", "sm_121"))
+    assert hal.select("cuda:sm_90", ZAYA, registry=Registry.of(both)).device.arch == "sm_90"
+    error = refused("cuda:sm_121", ZAYA, both)
+    assert codes(error) == {Code.ARCH_UNSUPPORTED}
+    assert (error.reasons[0].needed, error.reasons[0].offered) == ("arch sm_121", "arch sm_90")
+
+
 def test_the_probed_arch_takes_away_only_what_it_rules_out() -> None:
     """P064: an operation for another arch is not offered, the rest of its provider is."""
     track = replace(EVERYTHING, arches=("sm_90",))

@@ -15,7 +15,7 @@ def _found(index: int) -> Presence:
     """What torch says, which is imported here."""
     from torch import cuda, version
 
-    if version.hip is not None:
+    if version.hip:
         return Presence(0, detail=f"torch was built for ROCm {version.hip}")
     if version.cuda is None:
         return Presence(0, detail="torch was built without CUDA")
