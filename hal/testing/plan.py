@@ -59,6 +59,7 @@ class Trial:
     settings: Settings
     offer: Offer
     batch: Batch = ()
+    arch: str = ""
 
     def __str__(self) -> str:
         """What the trial is called in reports: the operation and what is special."""
@@ -87,7 +88,7 @@ class Trial:
     @property
     def need(self) -> Requirement:
         """The requirement that a model of these settings would have."""
-        return need_of(self.operation, self.settings, self.offer)
+        return replace(need_of(self.operation, self.settings, self.offer), arch=self.arch)
 
     @property
     def layouts(self) -> dict[str, str]:
@@ -215,11 +216,11 @@ class Plan:
         for operation, offer in manifest.offers.items():
             arches = offer.arches or manifest.arches
             if operation in SHEETS and not (arch and arches and arch not in arches):
-                plan._add(candidate, operation, offer)
+                plan._add(candidate, Trial(operation, "plain", {}, offer, arch=arch))
         return plan
 
-    def _add(self, candidate: Candidate, operation: str, offer: Offer) -> None:
-        sheet = SHEETS[operation]
+    def _add(self, candidate: Candidate, bare: Trial) -> None:
+        operation, offer, sheet = bare.operation, bare.offer, SHEETS[bare.operation]
         if missing := [name for name in sheet.required if not getattr(offer, name)]:
             self.lacks[operation] = missing
             return
@@ -227,7 +228,7 @@ class Plan:
         def fits(trial: Trial) -> bool:
             return judge(candidate, [trial.need]).fits(operation)
 
-        first = Trial(operation, "plain", sheet.base(offer), offer)
+        first = replace(bare, settings=sheet.base(offer))
         found = [first, *_variations(first, sheet)]
         last = _opposite(first, fits)
         if last.settings != first.settings and fits(last):

@@ -1,14 +1,16 @@
 """What the AMD provider serves and refuses, and how far it says that this is proved."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import hal
 from hal.options import Speculative
+from hal.testing.plan import Plan
 from hal_registry import Code, Registry
 from hal_rocm.arches import ARCHES
-from hal_rocm.plugin import HOST_ONLY, MANIFEST
+from hal_rocm.plugin import HOST_ONLY, MANIFEST, RAN, check
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 REAL = CONFIGS / "real"
@@ -81,8 +83,8 @@ def test_every_offer_that_launches_is_compiled_for_every_arch() -> None:
     levels = {(p.operation, p.dtype, p.arch): p.level for p in MANIFEST.proofs}
     for operation, offer in MANIFEST.offers.items():
         for dtype in offer.dtypes:
-            host = "interpreter" if operation in HOST_ONLY else None
-            assert levels.get((operation, dtype, "")) == host
+            ran = "interpreter" if operation in RAN else None
+            assert levels.get((operation, dtype, "")) == ran
             compiled = [levels.get((operation, dtype, arch)) for arch in ARCHES]
             assert set(compiled) == {None if operation in HOST_ONLY else "compiled"}
 
@@ -90,4 +92,19 @@ def test_every_offer_that_launches_is_compiled_for_every_arch() -> None:
 def test_answers_say_how_far_they_are_proved() -> None:
     answer = explained("qwen3-next-80b-a3b")
     assert answer.selection is not None
-    assert {choice.proof for choice in answer.selection.choices.values()} == {"compiled"}
+    assert {operation: choice.proof for operation, choice in answer.selection.choices.items()} == {
+        operation: "interpreter" if operation in RAN else "compiled"
+        for operation in answer.selection.choices
+    }
+    assert set(HOST_ONLY) <= set(RAN) < set(MANIFEST.offers)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_kit_plans_for_an_arch_what_is_offered_there(arch: str) -> None:
+    """On a device the kit runs no point that selection refuses on it."""
+    plan = Plan.of(MANIFEST, arch)
+    for trial in (*plan.trials, *plan.verify):
+        assert not [*check(replace(trial.need, arch=arch))], str(trial)
+    refused = {trial.operation for trial in plan.refused}
+    large = {"delta_rule.prefill", "delta_rule.verify", "scan.prefill"}
+    assert refused == (set() if ARCHES[arch].unit == "mfma" else large)

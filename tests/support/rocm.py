@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from hal_registry import Offer, Reason, Registry, Requirement
+from hal_registry import Reason, Registry, Requirement
 from hal_rocm.plugin import MANIFEST, check
 from hal_rocm.provider import TritonProvider, tuning
+from hal_rocm.tables import table
 
 
 def provider(
@@ -18,6 +18,17 @@ def provider(
     """The provider as it ships for an arch."""
     return TritonProvider(device, {**(options or {}), "tuning": tuning(arch)})
 
+
+VERBS = {
+    "chunks": "prefill",
+    "walk": "prefill",
+    "prepare": "prefill",
+    "recurrent": "prefill",
+    "channel_chunks": "prefill",
+    "channel_walk": "prefill",
+    "drafts": "verify",
+}
+"""Of names in a table, the verb of the operation that launches such a kernel."""
 
 gfx942 = partial(provider, "gfx942")
 gfx1100 = partial(provider, "gfx1100")
@@ -28,14 +39,9 @@ def _check(arch: str, need: Requirement) -> Iterable[Reason]:
 
 
 def registry(arch: str, *operations: str) -> Registry:
-    """The provider alone, by its declaration for an arch, of some operations or of all.
-
-    A program costs the interpreter what a launch costs a GPU: unless HAL_ROCM_KIT is "whole", each
-    operation is asked for its smallest heads, one width and one ratio.
-    """
-    whole = os.environ.get("HAL_ROCM_KIT") == "whole"
+    """The provider alone, by its declaration for an arch, of some operations or of all."""
     offers = {
-        name: offer if whole else _thin(offer)
+        name: offer
         for name, offer in MANIFEST.offers.items()
         if name in operations or not operations
     }
@@ -45,16 +51,13 @@ def registry(arch: str, *operations: str) -> Registry:
     )
 
 
-def _thin(offer: Offer) -> Offer:
-    """The offer in one layout, two gates and one size of everything that has a size."""
-    return replace(
-        offer,
-        layouts=tuple(name for name in offer.layouts if name not in ("CW", "WC", "KV")),
-        gates=tuple(offer.gates)[:2],
-        head_dims=tuple(offer.head_dims)[:1],
-        ratios=tuple(offer.ratios)[:1],
-        widths=tuple(offer.widths)[:1],
-        state_sizes=tuple(offer.state_sizes)[1:2],
-        verify=tuple(offer.verify)[1:],
-        verify_widths=tuple(offer.verify_widths)[2:3],
-    )
+def apart(arch: str, other: str) -> list[str]:
+    """The operations that the tables of two archs launch in different ways.
+
+    A verify and its commit are judged together, so that neither stands alone.
+    """
+    mine, theirs = table(arch), table(other)
+    differ = {tuple(name.split(".")[:2]) for name in mine if mine[name] != theirs[name]}
+    found = {f"{interface}.{VERBS.get(part, part)}" for interface, part in differ}
+    pairs = {op.replace("verify", "commit") for op in found}
+    return sorted(found | pairs | {op.replace("commit", "verify") for op in found})
