@@ -40,6 +40,15 @@ def test_every_kernel_fits_the_arch(found: gate.Part) -> None:
     assert gate.shipped(found.arch, found.name) <= found.taken
 
 
+@pytest.mark.parametrize(("arch", "part"), EVERY, ids=lambda value: value)
+def test_kernels_fit_where_states_take_more_than_2_gib(arch: str, part: str) -> None:
+    """The compiler is told of every pointer whether 32 bits reach all of it."""
+    built = gate.build_far(arch, part)
+    assert not {problem for each in built for problem in each.kernel.problems}
+    far = [each for each in built if "tt.pointer_range" in each.kernel.kernel.asm["ttir"]]
+    assert far, "no other pointer is known to be near"
+
+
 def test_products_of_16_bits_run_on_matrix_units_and_none_is_truncated(found: gate.Part) -> None:
     unit = ARCHES[found.arch].unit
     for each in found.built:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from unittest import mock
 
 import torch
+from torch import Tensor
+from triton.backends.amd.compiler import HIPBackend
 
 from hal.model.spec import GateKind
 from hal.runtime.checks import dtype_name
+from hal.testing import case as cases
+from hal.testing import verify_cases
+from hal.testing.rows import clone_view
 from hal.testing.scan_cases import Scan, scan_case
 from hal.testing.verify_cases import VerifyCase, accept, tree
 from hal_rocm.arches import ARCHES
@@ -240,6 +247,39 @@ def build(arch: str, part: str) -> Part:
             built += [Built(kernel, dtype_name(dtype), arch) for kernel in kernels]
         taken |= noted.given
     return Part(arch, part, built, frozenset(taken))
+
+
+def build_far(arch: str, part: str) -> list[Built]:
+    """Compile a part in the first dtype that is served, its states beyond 32 bits of address."""
+    built: list[Built] = []
+    for nth in range(max(len(held) for held in table(arch).values())):
+        ours = TritonProvider("rocm", {"tuning": Noted.of(arch, nth)})
+        dtype = dtypes(arch, part)[0]
+        with _far_states():
+            kernels = compile_all(f"hip:{arch}", *PARTS[part][0](ours, dtype))
+        built += [Built(kernel, dtype_name(dtype), arch) for kernel in kernels]
+    return built
+
+
+@contextmanager
+def _far_states() -> Iterator[None]:
+    """States as large as pools are: a kernel of more than 2 GiB takes its addresses in 64 bits."""
+    kept: list[Tensor] = []
+
+    def cloned(view: Tensor) -> Tensor:
+        kept.append(clone_view(view))
+        return kept[-1]
+
+    def within(arg: Tensor) -> bool:
+        place = arg.untyped_storage().data_ptr()
+        return all(place != pool.untyped_storage().data_ptr() for pool in kept)
+
+    with (
+        mock.patch.object(cases, "clone_view", cloned),
+        mock.patch.object(verify_cases, "clone_view", cloned),
+        mock.patch.object(HIPBackend, "is_within_2gb", staticmethod(within)),
+    ):
+        yield
 
 
 def facts(part: Part) -> dict[str, dict[str, object]]:

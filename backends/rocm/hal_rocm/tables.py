@@ -29,6 +29,7 @@ _RDNA: Final[Table] = {
     "delta_rule.verify.float32": ((UNBOUNDED, Config({"BV": 16, "BK": 32}, warps=4)),),
     "delta_rule.verify.float32.long": ((UNBOUNDED, Config({"BV": 16, "BK": 16}, warps=4)),),
     "scan.decode": ((UNBOUNDED, Config({"BP": 8}, warps=1)),),
+    "scan.walk": ((UNBOUNDED, Config({"BP": 16, "BT": 32}, warps=4)),),
     "scan.walk.wide": ((UNBOUNDED, Config({"BP": 16, "BT": 16}, warps=4)),),
     "scan.commit": ((UNBOUNDED, Config({"BP": 8}, warps=1)),),
 }
