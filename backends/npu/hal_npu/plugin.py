@@ -47,7 +47,7 @@ OFFERS = {
 }
 
 EVIDENCE = {
-    "date": "2026-11-29",
+    "date": "2026-11-30",
     "versions": "sgl-kernel-npu 2026.08.21 (f425bdf1), triton 3.7.1 interpreter, torch 2.13.0+cpu",
     "report": "docs/npu.md",
 }
