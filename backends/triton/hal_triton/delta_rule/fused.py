@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hal.interfaces import Gate
-from hal.runtime.checks import check_conv, check_out, check_same
+from hal.runtime.checks import check_conv, check_out, check_rows, check_same
 from hal_triton.delta_rule.call import (
     DeltaCall,
     Dims,
@@ -227,6 +227,7 @@ def _check(call: FusedCall, layout: str) -> None:
     """Refuse what does not fit; the parts are held to the rules of conv and recurrence."""
     x, state = call.x, call.state
     check_conv(_NAME, x, call.weight, call.bias, call.conv_state, "ring", call.activation, None)
+    check_rows(_NAME, x.shape[0], call.src, (("dst", call.dst), ("start", call.start)), None)
     if state.ndim != 4:
         raise ValueError(f"{_NAME}: state is {list(state.shape)}, expected 4 dimensions")
     dims = call.dims(layout)
