@@ -13,6 +13,8 @@ TESTS = sorted(set(re.findall(r"`([\w/]+\.py)::(test_\w+)`", TEXT)))
 SOURCES = sorted((ROOT / "backends").rglob("*.py")) + sorted((ROOT / "hal").rglob("*.py"))
 TUNERS = re.compile(r"autotune|Autotuner|do_bench|@heuristics")
 """What measures configurations of a kernel at its first call."""
+MEASURES = ("bench", "tune")
+"""Folders of what only a command runs."""
 
 
 def test_every_failure_has_a_row_and_no_other() -> None:
@@ -36,8 +38,11 @@ def test_a_named_test_exists(path: str, name: str) -> None:
 
 def test_no_kernel_is_tuned_while_it_serves() -> None:
     """Configurations are tables, measured before, so that no request waits for a sweep."""
-    assert len(SOURCES) > 100
-    assert [str(p) for p in SOURCES if TUNERS.search(p.read_text(encoding="utf-8"))] == []
+    serving = [path for path in SOURCES if not set(MEASURES) & set(path.parts)]
+    assert len(serving) > 100
+    assert [str(p) for p in serving if TUNERS.search(p.read_text(encoding="utf-8"))] == []
+    asking = [p for p in serving if "hal.bench" in p.read_text(encoding="utf-8")]
+    assert {path.parent.name for path in asking if path.name != "tuner.py"} == {"cli"}
 
 
 def test_what_needs_only_a_cpu_is_mostly_held() -> None:

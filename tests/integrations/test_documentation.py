@@ -9,6 +9,7 @@ import pytest
 
 from hal.cli.generate import generate
 from hal.integrations.transformers import DRIVEN
+from hal.integrations.transformers.families import LEFT_ALONE
 from support.models import folder_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "generate.md").read_text(encoding="utf-8")
@@ -29,9 +30,16 @@ def test_every_option_is_in_the_table_and_no_other() -> None:
     assert {row.removeprefix("--") for row in rows} == options - {"folder"}
 
 
-def test_the_families_are_those_that_are_driven() -> None:
-    table = PAGE[PAGE.index("## Families") : PAGE.index("## From Python")]
-    assert set(re.findall(r"`([a-z0-9_]+)`", table)) - {"model_type", "hal"} == DRIVEN
+def test_the_families_are_those_that_are_driven_and_those_that_are_left_alone() -> None:
+    section = PAGE[PAGE.index("## Families") : PAGE.index("## From Python")]
+    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    assert families(table) - {"model_type", "hal"} == DRIVEN
+    whole = {name.removesuffix("_text").removesuffix("_mm_model") for name in LEFT_ALONE}
+    assert families(section) - families(table) == whole
+
+
+def families(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z0-9_]+)`", text))
 
 
 def test_the_json_of_the_page_is_json() -> None:
