@@ -98,6 +98,17 @@ def test_points_are_on_the_grid_and_rows_end_at_them(grid: int) -> None:
     assert all(position % grid == 0 for _, position, _ in points)
 
 
+def test_a_state_given_up_while_a_step_is_planned_is_not_tracked_off_the_grid() -> None:
+    """The row was cut when the state was still kept, so that it does not end where it would be."""
+    prompts = [([0, 2, 0, 0, 1, 0, 1], 6, 0), ([0], 6, 3)]
+    prompts += [([1, 2, 9, 9, 9, 2, 2], 1, 4), ([1, 2, 9, 0], 1, 4)]
+    drive = Drive(Setting(prompts, slots=5, max_batch=4, budget=4, max_len=40, width=2, grid=3))
+    drive.run()
+    assert drive.cache is not None and drive.cache.stats.evicted
+    for request, (prompt, new, _) in enumerate(prompts):
+        assert drive.output[request] == alone(prompt, new, 40)
+
+
 def test_a_prefix_is_stored_once_a_step() -> None:
     prompts = [([*LONG, i], 2, 0) for i in range(3)]
     drive = Drive(Setting(prompts, slots=9, max_batch=3, grid=1, budget=40)).run()
