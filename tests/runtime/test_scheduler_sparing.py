@@ -34,6 +34,9 @@ settings_of = st.builds(
     width=st.sampled_from([0, 2, 3, 5]),
     grid=st.sampled_from([0, 1, 2, 4]),
     cancels=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30)), max_size=3),
+    within=st.lists(
+        st.tuples(st.integers(0, 7), st.integers(0, 30), st.integers(0, 2)), max_size=4
+    ),
     failures=st.frozensets(st.integers(0, 30), max_size=1),
 )
 
@@ -49,7 +52,7 @@ def test_every_request_gets_its_own_tokens_whatever_is_cached_drafted_cancelled_
 @settings(max_examples=60)
 @given(settings_of)
 def test_drafts_and_prefixes_change_no_output(setting: Setting) -> None:
-    setting.cancels, setting.failures = [], frozenset()
+    setting.cancels, setting.within, setting.failures = [], [], frozenset()
     drive = Drive(setting).run()
     for request, number in enumerate(drive.submitted):
         prompt, new, _ = setting.prompts[number]
