@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
-from hal.binding import build
 from hal.errors import ProviderError, StepOrderError
-from hal.runtime.batch import Batch, Limits, Mode, check, check_mode
+from hal.runtime.batch import Batch, Mode, check, check_mode
 from hal.runtime.binder import Binder, Layer
+from hal.runtime.building import largest_frame, limits_of, providers_of
 from hal.runtime.graphs import Graphs
 from hal.runtime.owed import Commit, Copies
-from hal.runtime.packing import Frame
 from hal.runtime.pool import Pool
 from hal.runtime.seam import Current
-from hal.runtime.speculation import last_tokens, move, stays
+from hal.runtime.speculation import host_counts, last_tokens, move, stays
 from hal.runtime.staging import Ring
 from hal.runtime.step import check_held, make_step
 
@@ -27,15 +26,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from hal.device import Device
-    from hal.interfaces import Provider
     from hal.runtime.graphs import Captured
     from hal.runtime.params import LayerParams
     from hal.runtime.ranks import Ranks
     from hal.runtime.step import Step
     from hal.selection import Selection
-
-SERVED: Final = frozenset({Mode.DECODE, Mode.EXTEND, Mode.MIXED, Mode.IDLE})
 
 
 class Backend:
@@ -55,18 +50,14 @@ class Backend:
         device_index: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        if max_batch < 1 or max_tokens < 1:
-            raise ValueError(
-                f"backend: max_batch {max_batch}, max_tokens {max_tokens}: expected at least 1"
-            )
+        self.limits = limits_of(selection, slots, max_batch, max_tokens)
         place = selection.device
         if device_index is not None:
             place = replace(place, index=device_index)
         self.selection = selection
         self.device = torch.device(place.torch_name)
         self.pool = Pool(selection.states, slots, self.device, selection.options.tp)
-        self.limits = _limits(selection, slots, max_batch, max_tokens)
-        self._providers = _build_providers(selection, place)
+        self._providers = providers_of(selection, place)
         self._current = Current()
         self._binder = Binder(
             selection, self._providers, self.pool, self._current, max_batch, ranks
@@ -74,8 +65,9 @@ class Backend:
         self._layers: dict[int, Layer] = {}
         self._bound = 0
         self._capturing: Captured | None = None
+        self._staged: Captured | None = None
         self._sidecar = self._binder.sidecar()
-        self._ring = Ring(self.device, _most(self.limits).size)
+        self._ring = Ring(self.device, largest_frame(self.limits).size)
         self._graphs = Graphs(self.device, self._ring, self.limits)
         self._owed, self._copies = Commit(), Copies(self._ring)
         self.pool.attach(self._owed)
@@ -129,7 +121,8 @@ class Backend:
     def stage(self, batch: Batch) -> Captured:
         """Check the batch and write it to the smallest captured step with room; nothing runs yet.
 
-        For an engine that prepares more before `launch`.
+        For an engine that prepares more before `launch`, which takes a staged step once. Another
+        step, `end`, `abandon` and a layer that is bound take it back, with its track points.
         """
         self._check("replay", batch)
         captured = self._graphs.fit(batch, self._bound)
@@ -137,9 +130,10 @@ class Backend:
         live = captured.write(batch, self._ring)
         self._owed.close()
         if batch.mode is Mode.DECODE:
-            self._copies.open(batch, live.dst)
+            self._copies.open(batch, live.dst, ran=not captured.recorded)
         elif not captured.committed:
             self._owed.open(live, batch)
+        self._staged = captured
         return captured
 
     def replay(self, batch: Batch) -> Captured:
@@ -154,6 +148,12 @@ class Backend:
 
     def launch(self, captured: Captured) -> None:
         """Run the block of the step staged last; one that fails owes no commit and no copy."""
+        self._check_recording("launch")
+        if self._staged is None or captured is not self._staged:
+            raise StepOrderError(
+                "launch: the step is not the one staged last, or has been run; stage its batch"
+            )
+        self._staged = None
         try:
             captured.run()
         except BaseException as error:
@@ -163,6 +163,7 @@ class Backend:
             size = f"{captured.mode} step of {captured.rows} rows"
             raise ProviderError(f"replay: the captured {size} failed: {error}") from error
         if captured.recorded:
+            self._copies.ran = True
             self._store_tracked()
 
     def commit(
@@ -185,12 +186,13 @@ class Backend:
         if capturing is not None and not isinstance(given, torch.Tensor):
             raise ValueError("capture: a commit in the block takes counts and tips on the device")
         last = last_tokens(step, accepted, tips, self._ring)
-        self._owed.check(accepted)
+        counts = host_counts(accepted, tips)
+        self._owed.check(counts)
         for layer in self._layers.values():
             layer.check_verified(step)
         self._current.step = None
         self._owed.close()
-        move(self._layers, self.pool, step, last, stays(step, accepted, last))
+        move(self._layers, self.pool, step, last, stays(step, counts, last))
         if capturing is not None:
             capturing.committed = True
 
@@ -198,7 +200,7 @@ class Backend:
         """End the step: no layer may run before the next `begin`. A commit is still owed."""
         self._check_recording("end")
         self._store_tracked()
-        self._current.step = None
+        self._current.step = self._staged = None
 
     def abandon(self) -> None:
         """Forget the step and the commit that it may owe; what a verify left is never committed.
@@ -206,7 +208,7 @@ class Backend:
         No state moves back: what layers of another step have already stored stays.
         """
         self._check_recording("abandon")
-        self._current.step = None
+        self._current.step = self._staged = None
         self._owed.close()
         self._copies.close()
 
@@ -219,6 +221,7 @@ class Backend:
         """Bind a layer's weights, checked against the model's dims; the provider lays them out."""
         self._layers[layer_id] = bound = self._binder.layer(layer_id, params)
         self._bound += 1
+        self._staged = None
         return bound
 
     def warmup(self) -> None:
@@ -229,7 +232,7 @@ class Backend:
     def _check(self, call: str, batch: Batch) -> None:
         check_mode(batch, self.limits)
         self._check_order(call)
-        self._current.step = None
+        self._current.step = self._staged = None
         check(batch, self.limits)
         check_held(batch, self.limits, self.device)
 
@@ -259,39 +262,3 @@ class Backend:
         for layer in self._layers:
             for state in self.pool.tensors(layer).values():
                 state[slots] = state[sources]
-
-
-def _build_providers(selection: Selection, place: Device) -> dict[str, Provider]:
-    candidates = {choice.provider: choice.candidate for choice in selection.choices.values()}
-    return {
-        name: build(candidate, place, selection.layouts) for name, candidate in candidates.items()
-    }
-
-
-def _most(limits: Limits) -> Frame:
-    """The largest step that begins often; a ring grows where one is larger."""
-    tokens = limits.max_batch * max(1, limits.width)
-    return Frame(limits.max_batch, tokens, limits.max_batch, limits.tree, 1)
-
-
-def _limits(selection: Selection, slots: int, max_batch: int, max_tokens: int) -> Limits:
-    speculative = selection.options.speculative
-    if speculative is None:
-        return Limits(slots, max_batch, max_tokens, SERVED, _track(selection))
-    return Limits(
-        slots,
-        max_batch,
-        max_tokens,
-        SERVED | {Mode.VERIFY, Mode.DRAFT_EXTEND},
-        _track(selection),
-        speculative.width,
-        speculative.tree,
-    )
-
-
-def _track(selection: Selection) -> int | None:
-    """The coarsest granularity among the chosen operations, None without prefix_cache."""
-    if selection.options.prefix_cache is False:
-        return None
-    offers = (c.candidate.manifest.offers[op].track for op, c in selection.choices.items())
-    return max((min(grids) for grids in offers if grids), default=None)

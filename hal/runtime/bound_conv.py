@@ -70,7 +70,7 @@ class BoundConv:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """Convolve the step's packed tokens, act `[T, C]`."""
-        check_act("the conv's input", x, self.dtype)
+        check_act("the conv's input", x, self.dtype, step)
         if step.mode is Mode.VERIFY:
             return self._verify(x, step)
         check_once(self.ran, step, "the conv")

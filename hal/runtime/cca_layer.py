@@ -44,7 +44,7 @@ class CcaLayer:
     def __call__(self, r: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve, delay, and move both states on; a verify step moves none."""
         step = self.current.get()
-        self._check_inputs(r, h)
+        self._check_inputs(r, h, step)
         self._check_states()
         if step.mode is Mode.VERIFY:
             return self._verify(r, h, step)
@@ -70,12 +70,12 @@ class CcaLayer:
         commit = step.opaque(rule.commit)
         commit(scratch, step.src, target, step.start, step.query_start_loc, last)
 
-    def _check_inputs(self, r: Tensor, h: Tensor) -> None:
+    def _check_inputs(self, r: Tensor, h: Tensor, step: Step) -> None:
         """Refuse inputs of another shape or dtype before either state moves."""
         tokens = r.shape[0]
         for name, tensor, width in (("r", r, self.dims.channels), ("h", h, self.dims.hidden)):
-            check_act(name, tensor, self.prefill.window.dtype)
             check_tokens(name, tensor, (tokens, width))
+            check_act(name, tensor, self.prefill.window.dtype, step)
 
     def _check_states(self) -> None:
         window, hidden = self.sidecar.step(self.layer_id).tensors

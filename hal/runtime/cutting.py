@@ -7,10 +7,11 @@ every tensor just the part that `hal.sharding` plans: convolutions segment by se
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Final, overload
 
 import torch
 
+from hal.model.spec import CcaDims, DeltaDims, ScanDims, ShortConvDims
 from hal.runtime.params import CcaParams, DeltaParams, ScanParams, ShortConvParams
 from hal.sharding import offset
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from hal.options import Shard
     from hal.runtime.params import LayerParams
     from hal.selection import Selection
+
+_PARAMS: Final[dict[type, type]] = {
+    CcaDims: CcaParams,
+    DeltaDims: DeltaParams,
+    ScanDims: ScanParams,
+    ShortConvDims: ShortConvParams,
+}
+"""The weights of a layer by its dims."""
 
 Sizes = tuple[tuple[int, int], ...]
 """Of each segment the rank's own size and the whole model's."""
@@ -54,8 +63,10 @@ class _Cutter:
         self._layer = layer_id
         states = {spec.name: spec for spec in selection.states if spec.layer == layer_id}
         if not states:
-            layers = sorted({spec.layer for spec in selection.states})
-            raise ValueError(f"layer {layer_id} keeps no state; layers {layers} do")
+            kept = sorted({spec.layer for spec in selection.states})
+            raise ValueError(f"layer {layer_id} keeps no state; layers {kept} do")
+        layers = {layer.index: layer for layer in selection.model.stateful_layers()}
+        self._wanted = _PARAMS[type(layers[layer_id].dims)]
         self._sizes: dict[str, Sizes] = {
             name: tuple((own, whole) for _, own, whole in spec.sizes)
             for name, spec in states.items()
@@ -63,6 +74,11 @@ class _Cutter:
 
     def cut(self, params: LayerParams) -> LayerParams:
         """Each tensor by the rule of its axis; a norm over the value dim is on every rank."""
+        if not isinstance(params, self._wanted):
+            wanted, given = self._wanted.__name__, type(params).__name__
+            raise TypeError(
+                f"layer {self._layer}: got {given}, expected {wanted} of the whole model"
+            )
         if isinstance(params, DeltaParams):
             return self._delta(params)
         if isinstance(params, ScanParams):
@@ -88,6 +104,10 @@ class _Cutter:
     def _scan(self, params: ScanParams) -> ScanParams:
         """Rates by head or channel, as the state; the norm by the channels of x."""
         rates, norm = self._sizes["scan"], params.norm_weight
+        if "conv" not in self._sizes and (norm is not None or params.conv_weight is not None):
+            raise ValueError(
+                f"layer {self._layer}: got a conv or norm weight, the layer is a scan alone"
+            )
         return replace(
             params,
             conv_weight=self._maybe(params.conv_weight),

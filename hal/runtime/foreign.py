@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from hal.binding import build
 from hal.runtime.batch import NO_SLOT, Mode
 from hal.runtime.binder import Binder, Layer
+from hal.runtime.building import providers_of
 from hal.runtime.seam import Current
 from hal.runtime.step import Step
 
@@ -52,6 +52,9 @@ class ForeignPool:
             raise ValueError(f"layer {layer}: got states {sorted(tensors)}, expected {planned}")
         for name, tensor in tensors.items():
             self._check(self.spec(layer, name), tensor)
+        slots = {name: tensor.shape[0] for name, tensor in tensors.items()}
+        if len(set(slots.values())) > 1:
+            raise ValueError(f"layer {layer}: got slots {slots}, expected as many in every state")
         self._tensors[layer] = {name: tensors[name] for name in tensors}
 
     def _check(self, spec: StateSpec, tensor: Tensor) -> None:
@@ -90,17 +93,18 @@ class Attachment:
         self.selection = selection
         self.pool = ForeignPool(selection, torch.device(place.torch_name))
         self._max_batch = max_batch
-        chosen = {each.provider: each.candidate for each in selection.choices.values()}
-        self._providers = {
-            name: build(candidate, place, selection.layouts) for name, candidate in chosen.items()
-        }
+        self._providers = providers_of(selection, place)
         self._current = Current()
         self._sidecar: ConvState | None = None
 
     def take(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
-        """Take a layer's state tensors; whatever was bound before has to be bound again."""
+        """Take a layer's state tensors; whatever was bound before has to be bound again.
+
+        A layer that was bound over other tensors runs in no step any more.
+        """
         self.pool.take(layer, tensors)
         self._current.step = None
+        self._current = Current()
         self._sidecar = None
 
     def layer(self, layer_id: int, params: LayerParams) -> Layer:

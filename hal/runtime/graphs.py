@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import index
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -134,38 +135,43 @@ class Captured:
 
     def write(self, batch: Batch, ring: Ring) -> Step:
         """Rewrite every field, neutral behind the batch, and give the step of its live rows."""
+        step = self.step
+        if step is None:
+            raise StepOrderError("replay: the capture has not ended")
+        self._check_points(batch)
+        ring.write(pack(batch, self.frame), self.packed)
+        if batch.held is not None and batch.rows:
+            rows = slice(batch.rows)
+            ids = [batch.held.src, batch.held.dst]
+            torch._foreach_copy_([step.src[rows], step.dst[rows]], ids)
+        self.live = live = replace(
+            step,
+            lengths=tuple(batch.lengths),
+            parents=None if batch.parents is None else step.parents,
+            tape=None,
+            links=links_of(batch),
+            forks=may_fork(batch),
+        )
+        self._fill(None if self.recorded else live)
+        return live
+
+    def run(self) -> None:
+        """Run the recorded block on what was written; only then do its drafts hold that batch."""
+        self.graph.replay()
+        self._fill(self.live)
+
+    def _check_points(self, batch: Batch) -> None:
         wanted, room = frame_of(batch).points, self.frame.points
         if wanted > room and self.mode is Mode.VERIFY:
             raise ValueError(
                 f"replay: a row has {wanted} track points, "
                 f"a captured VERIFY step has room for {room}"
             )
-        if self.step is None:
-            raise StepOrderError("replay: the capture has not ended")
-        ring.write(pack(batch, self.frame), self.packed)
-        if batch.held is not None and batch.rows:
-            rows = slice(batch.rows)
-            targets = [self.step.src[rows], self.step.dst[rows]]
-            torch._foreach_copy_(targets, [batch.held.src, batch.held.dst])
-        parents = None if batch.parents is None else self.step.parents
-        self.live = live = replace(
-            self.step,
-            lengths=tuple(batch.lengths),
-            parents=parents,
-            tape=None,
-            links=links_of(batch),
-            forks=may_fork(batch),
-        )
-        for draft in live.filled:
-            draft.filled = None if self.recorded else live
-        return live
 
-    def run(self) -> None:
-        """Run the recorded block on what was written; only then do its drafts hold that batch."""
-        self.graph.replay()
-        if self.live is not None:
-            for draft in self.live.filled:
-                draft.filled = self.live
+    def _fill(self, live: Step | None) -> None:
+        """Say whose tokens the scratch of the block's drafts holds, None for nobody's."""
+        for draft in () if self.step is None else self.step.filled:
+            draft.filled = live
 
 
 class Graphs:
@@ -241,6 +247,7 @@ class Graphs:
             raise ValueError(f"capture: mode {mode} has no graphs, DECODE and VERIFY have")
         if mode not in limits.modes:
             raise ValueError(f"capture: mode {mode} needs a selection with speculative")
+        rows, width = index(rows), index(width)
         if not 1 <= rows <= limits.max_batch:
             raise ValueError(
                 f"capture: {rows} rows, the backend was built for 1..{limits.max_batch}"

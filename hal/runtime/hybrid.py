@@ -142,6 +142,7 @@ class HybridBackend:
         graph that is recorded inside the block holds none of it.
         """
         self.linear.check_capture(mode, rows, width)
+        self.linear.end()  # the full part's metadata is of the capture from here on
         self.full.capture(mode, rows, width)
         return self.linear.capture(mode, rows, width, record=record)
 

@@ -11,10 +11,12 @@ from hal.errors import ProviderError
 from hal.model.spec import GateKind
 from hal.runtime.batch import Mode
 from hal.runtime.gates import gated_norm, ready
+from hal.runtime.params import detach_gate
 from hal.runtime.phases import Phases
 from hal.runtime.seam import (
     Draft,
     check_act,
+    check_beside,
     check_once,
     check_tokens,
     failed,
@@ -119,26 +121,15 @@ class DeltaLayer:
         step: Step,
     ) -> Tensor:
         conv, params = self.bound_conv, self.params
-        check_act("mixed_qkv", mixed_qkv, conv.dtype)
+        weight = None if z is None else params.norm_weight
+        check_act("mixed_qkv", mixed_qkv, conv.dtype, step)
         check_once(conv.ran, step, "the conv")
         try:
             o = step.opaque(rule.decode_fused)(
-                mixed_qkv,
-                a,
-                b,
-                conv.weight,
-                conv.bias,
-                conv.activation,
-                gate,
-                conv.state,
-                self.state,
-                step.src,
-                step.dst,
-                step.start,
-                z=z,
-                norm_weight=None if z is None else params.norm_weight,
-                norm_eps=params.norm_eps,
-            )
+                mixed_qkv, a, b, conv.weight, conv.bias, conv.activation, gate,
+                conv.state, self.state, step.src, step.dst, step.start,
+                z=z, norm_weight=weight, norm_eps=params.norm_eps,
+            )  # fmt: skip
         except RuntimeError as error:
             raise failed("delta_rule.decode_fused", error, mixed_qkv, a, b, self.state) from error
         step.track_decode(conv.state)
@@ -157,22 +148,13 @@ class DeltaLayer:
         step: Step,
     ) -> Tensor:
         params = self.params
+        weight = None if z is None else params.norm_weight
         try:
             return step.opaque(rule.prefill_fused)(
-                mixed_qkv,
-                a,
-                b,
-                gate,
-                self.state,
-                step.src,
-                step.dst,
-                step.query_start_loc,
-                step.max_len,
-                z=z,
-                norm_weight=None if z is None else params.norm_weight,
-                norm_eps=params.norm_eps,
-                track=step.track,
-            )
+                mixed_qkv, a, b, gate, self.state,
+                step.src, step.dst, step.query_start_loc, step.max_len,
+                z=z, norm_weight=weight, norm_eps=params.norm_eps, track=step.track,
+            )  # fmt: skip
         except RuntimeError as error:
             raise failed("delta_rule.prefill_fused", error, mixed_qkv, a, b, self.state) from error
 
@@ -181,10 +163,10 @@ class DeltaLayer:
         dims, tokens = self.dims, mixed_qkv.shape[0]
         heads = (tokens, dims.HV)
         check_tokens("mixed_qkv", mixed_qkv, (tokens, self.channels))
-        check_tokens("a", a, heads if dims.gate is GateKind.SCALAR else (*heads, dims.K))
-        check_tokens("b", b, heads)
+        check_beside("a", a, heads if dims.gate is GateKind.SCALAR else (*heads, dims.K))
+        check_beside("b", b, heads)
         if z is not None:
-            check_tokens("z", z, (*heads, dims.V))
+            check_beside("z", z, (*heads, dims.V))
             if self.params.norm_weight is None:
                 raise ValueError("z was given, but the layer was bound without norm_weight")
 
@@ -206,8 +188,12 @@ class DeltaLayer:
         self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gate: Gate | None = None
     ) -> Tensor:
         """The recurrence alone; without a gate, a is log decay and b is beta already."""
-        check_act("v", v, self.bound_conv.dtype)
-        return self._recur(q, k, v, a, b, gate, self.current.get())
+        step = self.current.get()
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_act(name, tensor, self.bound_conv.dtype, step)
+        for name, tensor in (("a", a), ("b", b)):
+            check_beside(name, tensor)
+        return self._recur(q, k, v, a, b, detach_gate(gate), step)
 
     def _recur(
         self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gate: Gate | None, step: Step
@@ -277,11 +263,11 @@ class ShortConvLayer:
 
     def __call__(self, B: Tensor, C: Tensor, x: Tensor) -> Tensor:
         """Gate, convolve, gate; an IDLE step gives the empty result."""
-        shape = (x.shape[0], self.dims.hidden)
+        step, shape = self.current.get(), (x.shape[0], self.dims.hidden)
         for name, tensor in (("B", B), ("C", C), ("x", x)):
             check_tokens(name, tensor, shape)
-            check_act(name, tensor, self.bound_conv.dtype)
-        return self.current.get().clear_pads(C * self.conv(B * x))
+            check_act(name, tensor, self.bound_conv.dtype, step)
+        return step.clear_pads(C * self.conv(B * x))
 
     def conv(self, gated: Tensor) -> Tensor:
         """The convolution alone, on B * x `[T, hidden]`."""

@@ -56,6 +56,11 @@ def check_scan(layer_id: int, dims: ScanDims, params: ScanParams) -> None:
         check_weight(layer_id, name, tensor, (count,))
     check_weight(layer_id, "norm_weight", params.norm_weight, (dims.I,))
     _check_eps(layer_id, params.norm_eps)
+    if params.norm_weight is not None and dims.norm_groups is None:
+        raise ValueError(
+            f"layer {layer_id}: norm_weight is {list(params.norm_weight.shape)}, but the model has "
+            f"no norm after the scan, so that its groups are unknown; bind without it"
+        )
     if dims.W and params.conv_weight is None:
         raise ValueError(f"layer {layer_id}: conv weight is missing, width is {dims.W}")
 

@@ -23,10 +23,7 @@ class DeltaParams:
 
     def detached(self) -> "DeltaParams":
         """The same weights without their graphs, which a state would otherwise keep alive."""
-        gate = self.gate
-        if gate is not None:
-            gate = replace(gate, A_log=gate.A_log.detach(), dt_bias=gate.dt_bias.detach())
-        return replace(self, gate=gate, norm_weight=detach(self.norm_weight))
+        return replace(self, gate=detach_gate(self.gate), norm_weight=detach(self.norm_weight))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +70,13 @@ LayerParams = DeltaParams | ShortConvParams | ScanParams | CcaParams
 def detach(tensor: Tensor | None) -> Tensor | None:
     """The tensor without its graph, through None."""
     return None if tensor is None else tensor.detach()
+
+
+def detach_gate(gate: Gate | None) -> Gate | None:
+    """The gate without its weights' graphs, through None."""
+    if gate is None:
+        return None
+    return replace(gate, A_log=gate.A_log.detach(), dt_bias=gate.dt_bias.detach())
 
 
 def in_float32(tensor: Tensor | None) -> Tensor | None:

@@ -157,6 +157,9 @@ class PrefixCache(Placement):
         points: list[Track] = []
         for row, (request, length) in enumerate(rows):
             for position in self._wanted(request, length):
+                count = position - request.fed
+                if count % self.grid and count != length:
+                    continue  # its state was kept, and given up since the row was cut elsewhere
                 slot = self._slot()
                 if slot is None:
                     return points

@@ -2,8 +2,9 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from operator import index
-from typing import Final, NewType, Protocol
+from typing import Final, NewType, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ class Pool:
     """Tensors `[slots + 1, …]` for every state of the plan, and the slots that are free.
 
     A slot keeps the last tenant's bytes: a fresh request reads none of them, since it starts from
-    `src = none`. Every failing call leaves the pool as it was.
+    `src = none`. Every failing call leaves the pool as it was; only where one of the attached fails
+    in its `release`, the slots are free and all the others were told.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Pool:
 
     def free(self, slots: Iterable[Slot]) -> None:
         """Take slots back; one that is not in use, or is named twice, is an error."""
-        given = [Slot(index(slot)) for slot in slots]
+        given = [_slot(slot) for slot in slots]
         stray = sorted(s for s, n in Counter(given).items() if n > 1 or s not in self._used)
         if stray:
             raise ValueError(f"pool: free of slots {stray}, which are not in use exactly once")
@@ -110,7 +112,7 @@ class Pool:
 
     def fork(self, source: Slot) -> Slot:
         """A new slot with a bit-exact copy of `source`, over all layers."""
-        self._check_used(source)
+        source = self._used_slot(source)
         (target,) = self.alloc(1)
         self.copy([source], [target])
         return target
@@ -119,7 +121,8 @@ class Pool:
         """Copy slots pair by pair, bit-exactly, over all layers; negative ids skip their pair."""
         if len(sources) != len(targets):
             raise ValueError(f"pool: copy of {len(sources)} slots to {len(targets)} slots")
-        pairs = [(s, t) for s, t in zip(sources, targets, strict=True) if s >= 0 and t >= 0]
+        named = zip(map(_slot, sources), map(_slot, targets), strict=True)
+        pairs = [(source, target) for source, target in named if source >= 0 and target >= 0]
         for slot in (slot for pair in pairs for slot in pair):
             self._check_range(slot)
         written = [t for _, t in pairs]
@@ -131,7 +134,7 @@ class Pool:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Zero slots over all layers; negative ids are skipped."""
-        live = [slot for slot in slots if slot >= 0]
+        live = [slot for slot in map(_slot, slots) if slot >= 0]
         for slot in live:
             self._check_range(slot)
         for tensor in self._all():
@@ -152,20 +155,21 @@ class Pool:
 
         `hal.runtime.transfer` merges those of all ranks and cuts them for another parallel size.
         """
-        self._check_used(slot)
-        return export_slot(self._planned(), slot, start, self.shard)
+        return export_slot(self._planned(), self._used_slot(slot), start, self.shard)
 
     def import_state(self, slot: Slot, state: SlotState) -> None:
         """Write a slot that is in use; one of another plan or rank is refused, unwritten."""
-        self._check_used(slot)
-        import_slot(self._planned(), slot, state, self.shard)
+        import_slot(self._planned(), self._used_slot(slot), state, self.shard)
 
     def _planned(self) -> list[tuple[StateSpec, Tensor]]:
         return [(spec, self._tensors[spec.layer][spec.name]) for spec in self.states]
 
     def _release(self, slots: Iterable[Slot]) -> None:
-        for keyed in self._keyed:
-            keyed.release(tuple(slots))
+        """Tell all of the keepers, those too that come behind one that fails."""
+        gone = tuple(slots)
+        with ExitStack() as told:
+            for keyed in reversed(self._keyed):
+                told.callback(keyed.release, gone)
 
     def _all(self) -> Iterable[Tensor]:
         return (t for named in self._tensors.values() for t in named.values())
@@ -174,6 +178,13 @@ class Pool:
         if not RESERVED <= slot <= self.slots:
             raise ValueError(f"pool: slot {slot}, pool has slots {RESERVED}..{self.slots}")
 
-    def _check_used(self, slot: Slot) -> None:
-        if slot not in self._used:
-            raise ValueError(f"pool: slot {slot} is not in use")
+    def _used_slot(self, slot: Slot) -> Slot:
+        given = _slot(slot)
+        if given not in self._used:
+            raise ValueError(f"pool: slot {given} is not in use")
+        return given
+
+
+def _slot(given: SupportsIndex) -> Slot:
+    """A plain integer: torch takes True for a mask over the whole pool, and not for slot 1."""
+    return Slot(int(index(given)))

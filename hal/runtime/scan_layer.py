@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 from hal.runtime.batch import Mode
 from hal.runtime.gates import grouped_norm
 from hal.runtime.phases import Phases, not_by_phase
-from hal.runtime.seam import check_act, check_once, check_tokens, failed, filling, result, verifier
+from hal.runtime.seam import (
+    check_act,
+    check_beside,
+    check_once,
+    check_tokens,
+    failed,
+    filling,
+    result,
+    verifier,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,13 +64,15 @@ class ScanLayer:
         """Conv, split, scan, and the gated norm or the gate inside the scan where z is given."""
         dims, tokens = self.dims, mixed.shape[0]
         check_tokens("mixed", mixed, (tokens, dims.I + 2 * dims.G * dims.N))
-        check_tokens("dt", dt, (tokens, dims.H))
+        check_beside("dt", dt, (tokens, dims.H))
+        normed = self.params.norm_weight is not None
         if z is not None:
-            check_tokens("z", z, (tokens, dims.I))
+            check_beside("z", z, (tokens, dims.I))
+            if not normed:
+                check_act("z", z, self.dtype, self.current.get())
         sizes = (dims.I, dims.G * dims.N, dims.G * dims.N)
         x, B, C = self.conv(mixed).split_with_sizes(sizes, dim=-1)
         heads = (tokens, dims.H, dims.P)
-        normed = self.params.norm_weight is not None
         y = self.scan(
             x.view(heads),
             dt,
@@ -129,7 +140,11 @@ class ScanLayer:
     ) -> Tensor:
         """The recurrence alone, D skip and z included; dt is raw, its bias is the layer's."""
         step = self.current.get()
-        check_act("x", x, self.dtype)
+        for name, tensor in (("x", x), ("B", B), ("C", C), ("z", z)):
+            if tensor is not None:
+                check_act(name, tensor, self.dtype, step)
+        if dt is not None:
+            check_beside("dt", dt)
         if step.mode is Mode.VERIFY:
             return self._verify(x, dt, B, C, z, step)
         check_once(self.ran, step, "the scan")

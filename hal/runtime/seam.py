@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from hal.errors import ProviderError, StepOrderError
+from hal.runtime.checks import ACT_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,10 +84,35 @@ def check_tokens(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"layer call: {name} is {list(tensor.shape)}, expected {list(shape)}")
 
 
-def check_act(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Refuse activations of another dtype than was selected for, and ones that carry gradients."""
+def check_act(name: str, tensor: Tensor, dtype: torch.dtype, step: Step) -> None:
+    """Refuse activations of another dtype than was selected for, too few, or with gradients.
+
+    A provider cannot ask the device how many tokens the rows have, and would read behind the last.
+    """
     if tensor.dtype != dtype:
         raise TypeError(f"layer call: {name} is {tensor.dtype}, selected for {dtype}")
+    if tensor.shape[0] < step.tokens:
+        raise ValueError(
+            f"layer call: {name} has {tensor.shape[0]} tokens, the step has {step.tokens}"
+        )
+    _check_graph(name, tensor)
+
+
+def check_beside(name: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse a gate's or step width's input that is of no activation dtype or carries gradients.
+
+    These may be float32 beside bfloat16 activations. A `shape` is held as `check_tokens` does.
+    """
+    if shape is not None:
+        check_tokens(name, tensor, shape)
+    if tensor.dtype not in ACT_DTYPES:
+        offered = ", ".join(sorted(map(str, ACT_DTYPES)))
+        raise TypeError(f"layer call: {name} is {tensor.dtype}, expected one of {offered}")
+    _check_graph(name, tensor)
+
+
+def _check_graph(name: str, tensor: Tensor) -> None:
+    """A graph of autograd would reach the pool, and keep every step alive."""
     if tensor.requires_grad:
         raise ValueError(f"layer call: {name} requires grad; run under torch.inference_mode()")
 

@@ -72,9 +72,16 @@ class Stays:
         state.index_copy_(0, self.targets, kept)
 
 
-def stays(step: Step, accepted: Sequence[int] | Tensor, last: Tensor) -> Stays | None:
+def host_counts(
+    accepted: Sequence[int] | Tensor, tips: Sequence[int] | Tensor | None
+) -> Sequence[int] | None:
+    """The counts where they decide; None where the device does, whatever the host was told."""
+    return None if isinstance(accepted, Tensor) or isinstance(tips, Tensor) else accepted
+
+
+def stays(step: Step, counts: Sequence[int] | None, last: Tensor) -> Stays | None:
     """What a commit copies; None where the host knows that no row can be of the kind."""
-    if not step.forks or not (isinstance(accepted, Tensor) or 0 in accepted):
+    if not step.forks or not (counts is None or 0 in counts):
         return None
     bounds = step.query_start_loc
     moves = (last < 0) & (step.dst >= 0) & (bounds[1:] > bounds[:-1])

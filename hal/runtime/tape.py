@@ -108,15 +108,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _keep(self, func: Any, call: Callable[[], object], result: object) -> None:
         """A view needs no second run, and what is written in place needs no copy."""
         aliases = [returned.alias_info for returned in func._schema.returns]
-        if aliases and all(alias is not None and not alias.is_write for alias in aliases):
-            return
-        kept = _tensors(result)
-        if len(aliases) == len(kept):
-            pairs = zip(enumerate(kept), aliases, strict=True)
-            results = tuple(pair for pair, alias in pairs if alias is None)
-        else:
-            results = tuple(enumerate(kept))
-        self._entries.append(_Entry(call, results))
+        if not aliases or any(alias is None or alias.is_write for alias in aliases):
+            self._entries.append(_Entry(call, _own(_tensors(result), aliases)))
 
 
 class _Unread(TorchFunctionMode):
@@ -144,6 +137,13 @@ def _by_places(func: Any, args: tuple[Any, ...]) -> bool:
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(i is None or i.dtype not in (torch.bool, torch.uint8) for i in args[1])
+
+
+def _own(kept: Sequence[Tensor], aliases: Sequence[object]) -> tuple[tuple[int, Tensor], ...]:
+    """Results in memory of their own, by place; those of a list, which has one alias, are all."""
+    if len(aliases) != len(kept):
+        return tuple(enumerate(kept))
+    return tuple((i, kept[i]) for i, alias in enumerate(aliases) if alias is None)
 
 
 def _tensors(result: object) -> list[Tensor]:

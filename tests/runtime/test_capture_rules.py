@@ -12,8 +12,10 @@ from torch import Tensor
 
 import hal
 from hal.errors import ProviderError, StepOrderError
+from hal.model.spec import ShortConvDims
 from hal.runtime import tape
 from hal.runtime.batch import Batch, Mode
+from hal.runtime.params import ShortConvParams
 from support.backends import Bound, backend_for
 from support.bound import GDN_CONFIG
 from support.captured import Rig, bound_for_graphs, decode_batch, put_back, same, states
@@ -359,3 +361,66 @@ def test_a_batch_that_is_refused_leaves_no_step_to_run(call: str) -> None:
     assert "slot 9" in refused(lambda: getattr(bound.backend, call)(far))
     with pytest.raises(StepOrderError, match=r"before begin\(batch\)"):
         bound.call(bound.inputs(2))
+
+
+def bind_again(bound: Bound) -> None:
+    spec = next(bound.backend.selection.model.stateful_layers())
+    assert isinstance(spec.dims, ShortConvDims)
+    weight = torch.zeros(spec.dims.hidden, spec.dims.W)
+    bound.backend.layer(spec.index, ShortConvParams(weight, None))
+
+
+TAKES_BACK: dict[str, Callable[[Bound], object]] = {
+    "abandon": lambda bound: bound.backend.abandon(),
+    "begin": lambda bound: bound.backend.begin(Batch(Mode.IDLE)),
+    "bind": bind_again,
+    "end": lambda bound: bound.backend.end(),
+    "launch": lambda bound: bound.backend.replay(Batch(Mode.DECODE)),
+    "refused": lambda bound: refused(lambda: bound.backend.begin(Batch(Mode.DECODE, [1]))),
+    "stage": lambda bound: bound.backend.stage(decode_batch(Random(0), 3)),
+}
+
+
+@pytest.mark.parametrize("what", sorted(TAKES_BACK))
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_staged_step_runs_once_and_not_behind_another_call(what: str, launched: bool) -> None:
+    """A record runs on whatever its buffer holds, so that a second run would move states again."""
+    bound = bound_for_graphs("short_conv", track=True)
+    Rig(bound, Mode.DECODE, (2, 4))
+    batch = Batch(Mode.DECODE, [1], [5], [2], [2], [(0, 6, 4)])
+    captured = bound.backend.stage(batch)
+    assert captured.rows == 2
+    if launched:
+        bound.backend.launch(captured)
+    before = [tensor.clone() for tensor in states(bound)]
+    TAKES_BACK[what](bound)
+    with pytest.raises(StepOrderError, match="launch: the step is not the one staged last"):
+        bound.backend.launch(captured)
+    bound.backend.end()
+    assert same(states(bound), before)
+
+
+def test_nothing_is_launched_that_was_not_staged() -> None:
+    bound = bound_for_graphs("short_conv")
+    with bound.backend.capture(Mode.DECODE, 2) as captured:
+        bound.call(bound.inputs(2))
+    for never in (captured, None):
+        with pytest.raises(StepOrderError, match="is not the one staged last"):
+            bound.backend.launch(cast("Any", never))
+
+
+@pytest.mark.parametrize("sizes", [(2.0, 1), (2, 1.0)])
+def test_rows_and_width_of_a_capture_are_integers(sizes: tuple[Any, Any]) -> None:
+    bound = bound_for_graphs("short_conv")
+    assert "integer" in refused(lambda: open_capture(bound, Mode.DECODE, *sizes), TypeError)
+
+
+def test_a_staged_step_is_not_launched_inside_a_capture() -> None:
+    bound = bound_for_graphs("short_conv")
+    Rig(bound, Mode.DECODE, (2,))
+    captured = bound.backend.stage(Batch(Mode.DECODE, [1], [5], [2], [2]))
+    before = [tensor.clone() for tensor in states(bound)]
+    with bound.backend.capture(Mode.DECODE, 4):
+        with pytest.raises(StepOrderError, match="launch: a step is being captured"):
+            bound.backend.launch(captured)
+    assert same(states(bound), before)

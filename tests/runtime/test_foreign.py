@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 import hal
 from hal.errors import StepOrderError
+from hal.model.spec import DeltaDims
 from hal.runtime.batch import Mode
 from hal.runtime.foreign import Attachment, engine_step
+from hal.runtime.layers import DeltaLayer
 from hal.runtime.step import Step
 from support import bound as delta_bound
 from support import bound_scan
@@ -171,3 +173,32 @@ def test_new_tensors_end_the_step_until_the_layer_is_bound_and_entered_anew() ->
     heads = layer_dims.HV
     with pytest.raises(StepOrderError):
         layer(torch.randn(2, 80), torch.randn(2, heads), torch.randn(2, heads))
+
+
+def test_a_layer_of_other_tensors_runs_in_no_step_any_more() -> None:
+    served = attachment()
+    dims = served.selection.model.layers[0].dims
+    assert isinstance(dims, DeltaDims)
+    given = torch.randn(2, 80), torch.randn(2, dims.HV), torch.randn(2, dims.HV)
+    _, old = paged_states(served.selection, 0, 3)
+    served.take(0, old)
+    stale = served.layer(0, delta_params(dims))
+    assert isinstance(stale, DeltaLayer)
+    _, new = paged_states(served.selection, 0, 3)
+    served.take(0, new)
+    layer = served.layer(0, delta_params(dims))
+    assert isinstance(layer, DeltaLayer)
+    before = {name: tensor.clone() for name, tensor in old.items()}
+    served.enter(step_for([(1, 0, 2)]))
+    with pytest.raises(StepOrderError):
+        stale(*given)
+    layer(*given)
+    assert all(torch.equal(old[name].nan_to_num(7), before[name].nan_to_num(7)) for name in old)
+
+
+def test_states_of_one_layer_have_as_many_slots() -> None:
+    served = attachment()
+    _, states = paged_states(served.selection, 0, 3)
+    states["conv"] = states["conv"][:2]
+    with pytest.raises(ValueError, match=r"layer 0: got slots .*'conv': 2.* as many in every"):
+        served.take(0, states)

@@ -459,6 +459,16 @@ def test_a_capture_makes_its_metadata_before_the_block_is_entered() -> None:
     assert len(made.full.log) == before
 
 
+def test_a_capture_ends_the_step_that_ran() -> None:
+    """The full part's metadata is of the capture from then on, whether its block is entered."""
+    made = make("delta", graphs=True)
+    made.hybrid.begin(prompt(1, 3))
+    made.hybrid.capture(Mode.DECODE, 2)
+    assert made.hybrid.mode is None
+    with pytest.raises(StepOrderError, match="before begin"):
+        made.hybrid.forward(_attending(made), attention(3))
+
+
 def _attending(made: Made) -> int:
     model = made.hybrid.linear.selection.model
     return next(layer.index for layer in model.layers if layer.attention is not None)

@@ -23,8 +23,10 @@ from hypothesis.stateful import (
 import hal
 from hal.errors import StepOrderError
 from hal.runtime.batch import Batch, Mode
+from hal.runtime.graphs import CAPTURABLE
 from support.backends import poison, selected_with
 from support.bound import FAMILIES, Bound
+from support.captured import Rig, on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +38,16 @@ NAMES = ("gated_delta_net", "mamba2", "short_conv")
 @cache
 def bound_of(name: str) -> Bound:
     """A bound layer of a family, on a backend of six slots that tracks and verifies chains."""
-    with selected_with(speculative=hal.Speculative(WIDTH), prefix_cache=True):
+    with selected_with(speculative=hal.Speculative(WIDTH), prefix_cache=True, graphs=True):
         return FAMILIES[name]()
+
+
+@cache
+def rigs_of(name: str) -> dict[Mode, Rig]:
+    """Captured steps of that layer."""
+    bound = bound_of(name)
+    decode, verify = Rig(bound, Mode.DECODE, (2, 6)), Rig(bound, Mode.VERIFY, (1, 4), WIDTH)
+    return {Mode.DECODE: decode, Mode.VERIFY: verify}
 
 
 @dataclass(eq=False)
@@ -137,6 +147,10 @@ class Machine(RuleBasedStateMachine):
         slot = self.pool.alloc()[0]
         self.live.append(Live(given, slot, state.length, source, state.length))
 
+    def _run(self, batch: Batch, given: list[Tensor]) -> Tensor:
+        self.backend.begin(batch)
+        return self.bound.call(given)
+
     def _points(self, data: st.DataObject, rows: list[Live], lengths: list[int]) -> list[tuple]:
         """Track points within the rows, while there are free slots."""
         points = []
@@ -171,8 +185,8 @@ class Machine(RuleBasedStateMachine):
         rows = self._some(data, [r for r in self.live if r.left])
         lengths = [data.draw(st.integers(0, min(6, r.left))) for r in rows]
         points = self._points(data, rows, lengths)
-        self.backend.begin(self._batch(mode, rows, lengths, points))
-        out = self.bound.call(packed([r.take(n) for r, n in zip(rows, lengths, strict=True)]))
+        given = packed([r.take(n) for r, n in zip(rows, lengths, strict=True)])
+        out = self._run(self._batch(mode, rows, lengths, points), given)
         for row, output in zip(rows, out.split(lengths), strict=True):
             row.moved(output)
         self._stored(rows, points)
@@ -193,8 +207,7 @@ class Machine(RuleBasedStateMachine):
             [*live.dst, *none],
             points,
         )
-        self.backend.begin(batch)
-        out = self.bound.call(packed([*(r.take(1) for r in rows), self.bound.inputs(pads)]))
+        out = self._run(batch, packed([*(r.take(1) for r in rows), self.bound.inputs(pads)]))
         for row, output in zip(rows, out.split(1), strict=False):
             row.moved(output)
         self._stored(rows, points)
@@ -212,8 +225,7 @@ class Machine(RuleBasedStateMachine):
             drafts.append(packed([row.take(good), self.bound.inputs(count - good)]))
         points = self._points(data, rows, counts)
         ends = [row.done + good for row, good in zip(rows, accepted, strict=True)]
-        self.backend.begin(self._batch(Mode.VERIFY, rows, counts, points))
-        out = self.bound.call(packed(drafts))
+        out = self._run(self._batch(Mode.VERIFY, rows, counts, points), packed(drafts))
         if decode_first:
             with pytest.raises(StepOrderError, match="uncommitted verify"):
                 self.backend.begin(Batch(Mode.IDLE))
@@ -301,6 +313,49 @@ def test_whatever_happens_to_its_neighbours_a_request_gives_what_it_gives_alone(
     done = run(Machine, name)
     assert sum(done.values()) >= 1000
     assert set(done) == set(RULES)
+
+
+def by_chance(share: float) -> bool:
+    """Whether one more draw of the seeded generator is below a share."""
+    return float(torch.rand(())) < share
+
+
+class Replayed(Machine):
+    """The same, with steps that are replayed or given up, and with slots and counts on the device.
+
+    Whoever replays steps of this backend runs eager ones too, over the same slots and scratch.
+    """
+
+    def _run(self, batch: Batch, given: list[Tensor]) -> Tensor:
+        batch = on_device(batch) if by_chance(0.3) else batch
+        if by_chance(0.2):
+            self._give_up(batch, given)
+        if batch.mode not in CAPTURABLE or by_chance(0.4):
+            return super()._run(batch, given)
+        self._count("replay")
+        return rigs_of(self.name)[batch.mode].replay(batch, given)[1][: batch.tokens].clone()
+
+    def _give_up(self, batch: Batch, given: list[Tensor]) -> None:
+        """A step that was only staged has moved nothing, nor has a verify without its commit."""
+        self._count("give up")
+        if batch.mode in CAPTURABLE and by_chance(0.5):
+            self.backend.stage(batch)
+        else:
+            self.backend.begin(batch)
+            if batch.mode is Mode.VERIFY:
+                self.bound.call(given)
+        self.backend.abandon()
+
+    def _commit(self, accepted: list[int], counts: list[int]) -> None:
+        told = torch.tensor(accepted, dtype=torch.int32)
+        self.backend.commit(told if by_chance(0.3) else accepted)
+
+
+@pytest.mark.parametrize("name", (*NAMES, "cca"))
+def test_replayed_steps_among_eager_ones_give_what_each_request_gives_alone(name: str) -> None:
+    rigs_of(name)
+    done = run(Replayed, name, max_examples=30)
+    assert set(done) == {*RULES, "replay", "give up"}
 
 
 class TracksOneTooFar(Machine):

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import hal
 from hal.errors import ProviderError, StepOrderError
-from hal.model.spec import DeltaDims, GateKind
+from hal.interfaces import Gate
+from hal.model.spec import DeltaDims, GateKind, Kind
 from hal.runtime.batch import LAST_POSITION, Batch, DeviceSlots, Mode
 from hal.runtime.layers import DeltaLayer
 from hal.runtime.params import DeltaParams
@@ -123,6 +124,76 @@ def test_an_input_of_another_length_moves_no_state(kind: str) -> None:
             bound.call(wrong)
         assert unchanged(bound, before)
     bound.call(given)
+
+
+ODD: dict[str, Callable[[Tensor], Tensor]] = {
+    "float64": Tensor.double,
+    "int64": Tensor.long,
+    "gradients": lambda tensor: tensor.clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("odd", sorted(ODD))
+def test_one_input_that_no_provider_takes_moves_no_state(bound: Bound, odd: str) -> None:
+    """Of Mamba-1 the conv is a call of its own, and only the scan's inputs are odd behind it."""
+    given = begin(bound)
+    apart = len(states(bound)) - 1 if bound_is_mamba1(bound) else 0
+    for at in range(len(given)):
+        before = states(bound)
+        wrong = [ODD[odd](t) if i == at else t for i, t in enumerate(given)]
+        with pytest.raises((TypeError, ValueError), match="layer call: "):
+            bound.call(wrong)
+        kept = list(zip(before, states(bound), strict=True))[apart:]
+        assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in kept)
+        bound.backend.abandon()
+        begin(bound)
+    bound.call(given)
+    assert not any(tensor.requires_grad for tensor in states(bound))
+
+
+def bound_is_mamba1(bound: Bound) -> bool:
+    spec = next(bound.backend.selection.model.stateful_layers())
+    return spec.stateful is Kind.MAMBA1
+
+
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND, Mode.MIXED, Mode.VERIFY])
+def test_fewer_tokens_than_the_step_has_reach_no_provider(mode: Mode) -> None:
+    """A provider on a device cannot look at the rows' bounds, and would read behind the end."""
+    for kind in KINDS:
+        with selected_with(speculative=hal.Speculative(2)):
+            bound = FAMILIES[kind]()
+        length = 1 if mode is Mode.DECODE else 2
+        bound.backend.begin(Batch(mode, [length] * 2, [3] * 2, [1, 2], [1, 2]))
+        before = states(bound)
+        with pytest.raises(ValueError, match=rf"tokens, the step has {2 * length}$"):
+            bound.call(bound.inputs(2 * length - 1))
+        assert unchanged(bound, before)
+        bound.backend.abandon()
+
+
+def test_the_pieces_of_a_layer_take_no_graph_into_the_pool() -> None:
+    bound = delta()
+    layer = next(iter(bound.backend._layers.values()))
+    assert isinstance(layer, DeltaLayer)
+    mixed, a, b, _ = bound.inputs(2)
+    begin(bound)
+    pieces = dict(zip("qkv", layer.split(mixed), strict=True)) | {"a": a, "b": b}
+
+    def run(given: dict[str, Tensor], gate: Gate | None) -> Tensor:
+        q, k, v, a, b = (given[name] for name in "qkvab")
+        return layer.delta_rule(q, k, v, a, b, gate)
+
+    before = states(bound)
+    for name, tensor in pieces.items():
+        wrong = pieces | {name: tensor.clone().requires_grad_()}
+        with pytest.raises(ValueError, match=f"layer call: {name} requires grad"):
+            run(wrong, layer.params.gate)
+    assert unchanged(bound, before)
+    gate = layer.params.gate
+    assert gate is not None
+    trained = replace(gate, A_log=torch.nn.Parameter(gate.A_log))
+    out = run(pieces, trained)
+    assert not out.requires_grad and not any(t.requires_grad for t in states(bound))
 
 
 def test_activations_of_another_dtype_or_with_gradients_are_refused(bound: Bound) -> None:

@@ -13,7 +13,7 @@ import hal
 from hal.errors import StepOrderError
 from hal.model.spec import ShortConvDims
 from hal.runtime.backend import Backend
-from hal.runtime.batch import Batch, Mode, Track
+from hal.runtime.batch import Batch, DeviceSlots, Mode, Track
 from hal.runtime.params import ShortConvParams
 from support.backends import backend_for
 from support.bound import LFM2_CONFIG
@@ -129,6 +129,94 @@ def test_a_freed_track_slot_is_refused_where_the_commit_reaches_it(accepted: int
         with pytest.raises(StepOrderError, match=rf"would use slots \[{point}\]"):
             served.backend.commit(counts)
     assert bool((served.state[point] == MARK).all())
+
+
+def test_a_row_without_tokens_owes_nothing_whatever_became_of_its_slots() -> None:
+    served = Served()
+    (target,) = served.backend.pool.alloc()
+    lengths, dst = [WIDTH, 0, WIDTH], [served.slots[0], target, served.slots[2]]
+    for gone in (target, served.slots[1]):
+        served.run(Batch(Mode.VERIFY, lengths, [4] * ROWS, served.slots, dst))
+        served.hand_over([gone])
+        served.backend.commit([2, 0, 1])
+        assert bool((served.state[gone] == MARK).all())
+
+
+def test_where_all_rows_with_tokens_are_gone_the_commit_may_be_left_out() -> None:
+    served = Served()
+    served.run(Batch(Mode.VERIFY, [WIDTH, 0, 1], [4] * ROWS, served.slots, served.slots))
+    served.hand_over([served.slots[0], served.slots[2]])
+    served.run(Batch(Mode.IDLE))
+
+
+def test_a_refusal_that_no_count_mends_names_no_count() -> None:
+    served = Served()
+    targets = served.backend.pool.alloc(ROWS)
+    served.verify(targets)
+    served.hand_over(targets[:1])
+    with pytest.raises(StepOrderError, match="freed since the verify; abandon the step"):
+        served.backend.commit([0, 1, 1])
+
+
+@pytest.mark.parametrize("accepted", range(WIDTH + 1))
+def test_slots_on_the_device_do_not_hide_a_point_that_was_freed(accepted: int) -> None:
+    """Rows' slots are then the engine's to watch; a point's slot is known on the host."""
+    served, twin = Served(), Served()
+    ids = torch.tensor(served.slots, dtype=torch.int32)
+    for each in (served, twin):
+        (point,) = each.backend.pool.alloc()
+        held, track = DeviceSlots(ids, ids, 8), [(1, 6, point)]
+        each.run(Batch(Mode.VERIFY, [WIDTH] * ROWS, [4] * ROWS, track=track, held=held))
+    served.hand_over([point])
+    counts = [1, accepted, 0]
+    if accepted >= 2:
+        with pytest.raises(StepOrderError, match=rf"row 1 .* would use slots \[{point}\]"):
+            served.backend.commit(counts)
+        counts[1] = 0
+    twin.backend.commit(counts)
+    served.backend.commit(counts)
+    assert bool((served.state[point] == MARK).all())
+    for slot in served.slots:
+        assert torch.equal(served.state[slot], twin.state[slot])
+
+
+# A tree whose tips stay on the device: they decide, whatever counts the host was told
+
+
+def tree(served: Served, dst: Sequence[int]) -> None:
+    """Verify a root with two children in every row."""
+    links, starts = [(-1, 0, 0)] * ROWS, [4] * ROWS
+    served.run(Batch(Mode.VERIFY, [3] * ROWS, starts, served.slots, dst, parents=links))
+
+
+def test_tips_on_the_device_are_refused_where_a_slot_is_gone() -> None:
+    served = Served(speculative=hal.Speculative(WIDTH, tree=True))
+    tree(served, served.slots)
+    served.hand_over(served.slots[:1])
+    before = served.state.clone()
+    with pytest.raises(StepOrderError, match="row 0 accepts a count from the device"):
+        served.backend.commit([0] * ROWS, torch.tensor([2, -1, -1], dtype=torch.int32))
+    assert torch.equal(served.state, before)
+
+
+@given(
+    tips=st.lists(st.integers(-1, 2), min_size=ROWS, max_size=ROWS),
+    told=st.lists(st.integers(0, WIDTH), min_size=ROWS, max_size=ROWS),
+)
+def test_a_fork_follows_tips_on_the_device_and_not_what_the_host_was_told(
+    tips: list[int], told: list[int]
+) -> None:
+    served, twin = (Served(speculative=hal.Speculative(WIDTH, tree=True)) for _ in range(2))
+    for each in (served, twin):
+        targets = each.backend.pool.alloc(ROWS)
+        each.state[targets] = MARK
+        tree(each, targets)
+    twin.backend.commit([min(tip, 1) + 1 for tip in tips], tips)
+    served.backend.commit(told, torch.tensor(tips, dtype=torch.int32))
+    assert torch.equal(served.state, twin.state)
+    for row, tip in enumerate(tips):
+        if tip < 0:
+            assert torch.equal(served.state[targets[row]], served.state[served.slots[row]])
 
 
 # Tracked rows of a replayed decode, copied behind a graph that the engine runs itself

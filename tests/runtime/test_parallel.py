@@ -14,6 +14,7 @@ from hal.model.spec import ScanDims
 from hal.options import Shard
 from hal.runtime.cutting import cut_params
 from hal.runtime.operators import operators
+from hal.runtime.params import CcaParams, ScanParams
 from hal.runtime.ranks import mean_of_norm
 from hal.runtime.transfer import SlotState, merge
 from hal.sharding import norm_span, offset, shard, shard_reasons
@@ -229,3 +230,35 @@ def test_weights_that_are_not_the_whole_models_are_not_cut() -> None:
         cut_params(selection, layer.index, local)
     with pytest.raises(ValueError, match=r"layer 99 keeps no state; layers \["):
         cut_params(selection, 99, params)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("family", ["gated_delta_net", "short_conv", "mamba2_one_group"])
+def test_weights_of_another_kind_of_layer_are_not_cut(family: str) -> None:
+    layer = layer_of(family)
+    selection = hal.select("cpu", CONFIGS[family], tp=Shard(0, 2))
+    given = CcaParams(*[torch.zeros(4, 4)] * 4)
+    with pytest.raises(TypeError, match=rf"layer {layer.index}: got CcaParams, expected \w+Params"):
+        cut_params(selection, layer.index, given)
+
+
+@pytest.mark.parametrize("part", ["conv_weight", "norm_weight"])
+def test_a_scan_alone_has_no_conv_or_norm_to_cut(part: str) -> None:
+    layer = layer_of("lightning")
+    assert isinstance(layer.dims, ScanDims)
+    selection = hal.select("cpu", CONFIGS["lightning"], tp=Shard(0, 2))
+    params = params_of(layer.dims)
+    assert isinstance(params, ScanParams)
+    given = replace(params, **{part: torch.zeros(layer.dims.I)})
+    with pytest.raises(ValueError, match="got a conv or norm weight, the layer is a scan alone"):
+        cut_params(selection, layer.index, given)
+
+
+def test_a_norm_that_the_model_has_not_is_refused_at_bind() -> None:
+    """Nobody knows the groups of such a norm, and a rank would norm its own channels alone."""
+    layer = layer_of("lightning")
+    assert isinstance(layer.dims, ScanDims)
+    backend = hal.select("cpu", CONFIGS["lightning"]).backend(2, 2, 8)
+    params = params_of(layer.dims)
+    assert isinstance(params, ScanParams)
+    with pytest.raises(ValueError, match="the model has no norm after the scan"):
+        backend.layer(layer.index, replace(params, norm_weight=torch.ones(layer.dims.I)))

@@ -1,11 +1,12 @@
 """The pool hands out whole slots, keeps slot 0 to itself and loses nothing on a failed call."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from time import perf_counter
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -203,6 +204,69 @@ def test_a_reset_drops_everything_that_is_kept_by_slot() -> None:
     pool.reset()
     assert keyed.held == {}
     assert pool.free_slots == 4
+
+
+@pytest.mark.parametrize("one", [True, torch.tensor(1), torch.tensor([1])[0]])
+def test_what_counts_as_one_is_slot_one_alone(one: Slot) -> None:
+    """torch takes True for a mask, which would be the whole pool."""
+    for call in (Pool.clear, Pool.free, lambda pool, slots: pool.copy(slots, [3])):
+        pool, twin = make(), make()
+        pool.alloc(2), twin.alloc(2)
+        call(pool, [one])
+        call(twin, [Slot(1)])
+        assert all(map(torch.equal, bits(pool), bits(twin)))
+        assert pool.free_slots == twin.free_slots
+    pool.alloc(1)
+    exported = pool.export_state(one, 5)
+    assert all((segment.values == 1).all() for segment in exported.segments)
+    pool.import_state(one, exported)
+    target = pool.fork(one)
+    for before, after in zip(bits(make()), bits(pool), strict=True):
+        for slot in range(5):
+            assert torch.equal(after[slot], before[1 if slot in (target, 3) else slot])
+
+
+@pytest.mark.parametrize("call", ["clear", "copy", "export_state", "fork", "free", "import_state"])
+def test_what_is_no_integer_is_no_slot(call: str) -> None:
+    pool = make()
+    pool.alloc(2)
+    before, state = bits(pool), pool.export_state(Slot(1), 0)
+    arguments: dict[str, tuple[object, ...]] = {
+        "copy": ([1.0], [3]),
+        "export_state": (1.0, 0),
+        "fork": (1.0,),
+        "import_state": (1.0, state),
+    }
+    with pytest.raises(TypeError):
+        getattr(pool, call)(*arguments.get(call, ([1.0],)))
+    assert all(map(torch.equal, bits(pool), before))
+    assert pool.free_slots == 2
+
+
+class Keeper:
+    """Something kept by slot; one that fails forgets nothing."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+        self.gone: list[Slot] = []
+
+    def release(self, slots: Iterable[Slot]) -> None:
+        if self.fails:
+            raise RuntimeError("the engine's own")
+        self.gone += slots
+
+
+@given(st.lists(st.booleans(), max_size=4))
+def test_a_keeper_that_fails_keeps_the_news_from_nobody(fails: list[bool]) -> None:
+    """One that did not hear would serve the next tenant what the last one left."""
+    pool, keepers = make(), [Keeper(each) for each in fails]
+    for keeper in keepers:
+        pool.attach(keeper)
+    taken = pool.alloc(2)
+    with pytest.raises(RuntimeError, match="own") if any(fails) else nullcontext():
+        pool.free(taken)
+    assert pool.free_slots == 4
+    assert all(keeper.gone == taken for keeper in keepers if not keeper.fails)
 
 
 class Accounts(RuleBasedStateMachine):

@@ -34,6 +34,9 @@ settings_of = st.builds(
     width=st.sampled_from([0, 2, 3, 5]),
     grid=st.sampled_from([0, 1, 2, 4]),
     cancels=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30)), max_size=3),
+    within=st.lists(
+        st.tuples(st.integers(0, 7), st.integers(0, 30), st.integers(0, 2)), max_size=4
+    ),
     failures=st.frozensets(st.integers(0, 30), max_size=1),
 )
 
@@ -49,7 +52,7 @@ def test_every_request_gets_its_own_tokens_whatever_is_cached_drafted_cancelled_
 @settings(max_examples=60)
 @given(settings_of)
 def test_drafts_and_prefixes_change_no_output(setting: Setting) -> None:
-    setting.cancels, setting.failures = [], frozenset()
+    setting.cancels, setting.within, setting.failures = [], [], frozenset()
     drive = Drive(setting).run()
     for request, number in enumerate(drive.submitted):
         prompt, new, _ = setting.prompts[number]
@@ -96,6 +99,17 @@ def test_points_are_on_the_grid_and_rows_end_at_them(grid: int) -> None:
     points = [point for plan in drive.plans for point in plan.batch.track]
     assert points
     assert all(position % grid == 0 for _, position, _ in points)
+
+
+def test_a_state_given_up_while_a_step_is_planned_is_not_tracked_off_the_grid() -> None:
+    """The row was cut when the state was still kept, so that it does not end where it would be."""
+    prompts = [([0, 2, 0, 0, 1, 0, 1], 6, 0), ([0], 6, 3)]
+    prompts += [([1, 2, 9, 9, 9, 2, 2], 1, 4), ([1, 2, 9, 0], 1, 4)]
+    drive = Drive(Setting(prompts, slots=5, max_batch=4, budget=4, max_len=40, width=2, grid=3))
+    drive.run()
+    assert drive.cache is not None and drive.cache.stats.evicted
+    for request, (prompt, new, _) in enumerate(prompts):
+        assert drive.output[request] == alone(prompt, new, 40)
 
 
 def test_a_prefix_is_stored_once_a_step() -> None:

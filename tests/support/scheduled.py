@@ -48,13 +48,14 @@ class World:
         taken = [slot for slot in range(1, self.count + 1) if slot not in self.used][:count]
         assert len(taken) == count
         self.used.update(taken)
+        self.states |= dict.fromkeys(taken, LOST)
         return taken
 
     def free(self, slots: list[int]) -> None:
+        """Take slots back; a step that runs may still read and write them, as a real one does."""
         for slot in slots:
             assert slot in self.used
             self.used.remove(slot)
-            self.states[slot] = LOST
 
     def rows(self, plan: Plan) -> list[tuple[int, ...]]:
         """Every row's tokens from its beginning, those of the step included."""
@@ -104,6 +105,8 @@ class Setting:
     width: int = 0
     grid: int = 0
     cancels: list[tuple[int, int]] = field(default_factory=list)
+    within: list[tuple[int, int, int]] = field(default_factory=list)
+    """Requests that are cancelled within a step: the request, the step and its phase, 0 to 2."""
     failures: frozenset[int] = frozenset()
     """Steps that fail, after which all is cancelled."""
 
@@ -180,9 +183,12 @@ class Drive:
             for event in self.scheduler.cancel_all():
                 self.reasons[event.request] = event.reason
         else:
+            self._cancel_within(number, 0)
             sampled = self.world.run(plan)
+            self._cancel_within(number, 1)
             if plan.batch.mode is Mode.VERIFY:
                 self.world.commit(plan, self.scheduler.accepted(sampled))
+            self._cancel_within(number, 2)
             for event in self.scheduler.complete(sampled):
                 self.output[event.request].append(event.token)
                 if event.reason is not None:
@@ -190,6 +196,11 @@ class Drive:
         assert all(self.world.states[slot] == state for slot, state in kept.items())
         self._check_index()
         return True
+
+    def _cancel_within(self, number: int, phase: int) -> None:
+        for request, *when in self.setting.within:
+            if when == [number, phase] and (event := self.scheduler.cancel(request)) is not None:
+                self.reasons[request] = event.reason
 
     def _check(self, plan: Plan) -> None:
         """The limits, and the runtime's own rules for a batch."""
