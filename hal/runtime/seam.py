@@ -95,7 +95,8 @@ def check_act(name: str, tensor: Tensor, dtype: torch.dtype, step: Step) -> None
         raise ValueError(
             f"layer call: {name} has {tensor.shape[0]} tokens, the step has {step.tokens}"
         )
-    _check_graph(name, tensor)
+    if tensor.requires_grad:
+        raise _carries_gradients(name)
 
 
 def check_beside(name: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> None:
@@ -103,18 +104,18 @@ def check_beside(name: str, tensor: Tensor, shape: tuple[int, ...] | None = None
 
     These may be float32 beside bfloat16 activations. A `shape` is held as `check_tokens` does.
     """
-    if shape is not None:
+    if shape is not None and tensor.shape != shape:
         check_tokens(name, tensor, shape)
     if tensor.dtype not in ACT_DTYPES:
         offered = ", ".join(sorted(map(str, ACT_DTYPES)))
         raise TypeError(f"layer call: {name} is {tensor.dtype}, expected one of {offered}")
-    _check_graph(name, tensor)
-
-
-def _check_graph(name: str, tensor: Tensor) -> None:
-    """A graph of autograd would reach the pool, and keep every step alive."""
     if tensor.requires_grad:
-        raise ValueError(f"layer call: {name} requires grad; run under torch.inference_mode()")
+        raise _carries_gradients(name)
+
+
+def _carries_gradients(name: str) -> ValueError:
+    """A graph of autograd would reach the pool, and keep every step alive."""
+    return ValueError(f"layer call: {name} requires grad; run under torch.inference_mode()")
 
 
 def result(operation: str, out: object, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
