@@ -9,7 +9,7 @@ from hal.testing import ProviderSuite
 from hal.testing.plan import Plan, Trial
 from hal_rocm.arches import ARCHES
 from hal_rocm.plugin import MANIFEST
-from support.rocm_kit import chosen
+from support.rocm_kit import KEPT, SLOW, chosen
 
 
 class Suite(ProviderSuite):
@@ -50,11 +50,16 @@ def test_every_dtype_and_kind_and_gate_of_an_operation_is_compared(plan: Plan) -
         assert told == all_told
 
 
-def test_every_property_of_every_operation_is_kept_once(plan: Plan) -> None:
-    every = [item(test, trial=t) for test in ("pads", "slots") for t in plan.trials]
-    kept = [*chosen(every)]
-    assert len(kept) == 2 * len(plan.base)
-    assert trials(kept) == 2 * [*plan.base.values()]
+def test_every_property_of_an_operation_is_kept_once_and_few_of_a_slow_one(plan: Plan) -> None:
+    tests = ("pads", *KEPT)
+    every = [item(test, trial=t) for test in tests for t in plan.trials]
+    quick = [trial for trial in plan.base.values() if trial.operation not in SLOW]
+    assert trials([*chosen(every)]) == quick + len(KEPT) * [*plan.base.values()]
+
+
+def test_what_is_kept_of_a_slow_operation_is_in_the_kit() -> None:
+    assert set(MANIFEST.offers) > SLOW
+    assert all(callable(getattr(ProviderSuite, name)) for name in KEPT)
 
 
 def test_tests_that_run_no_operation_are_all_kept(plan: Plan) -> None:

@@ -2,7 +2,9 @@
 
 A program costs the interpreter what a launch costs a GPU, so that the whole kit is a matter of
 hours there. Every property of the kit is kept for every operation, at the first trial that the kit
-has of it; the trials at declared points are kept once for each kernel that they reach.
+has of it; the trials at declared points are kept once for each kernel that they reach. Of slow
+operations a few properties are kept: the others are those of the sources that all devices share,
+and `tests/interpreted` holds them with the default table.
 """
 
 from __future__ import annotations
@@ -18,6 +20,29 @@ from hal.testing.suite import ProviderSuite
 POINTS = frozenset({"any_trial", "verify_trial"})
 """Arguments of the tests that compare every declared point with the oracle."""
 
+SLOW = frozenset(
+    {
+        "delta_rule.prefill",
+        "delta_rule.decode_fused",
+        "delta_rule.verify",
+        "delta_rule.commit",
+        "scan.prefill",
+        "scan.verify",
+        "scan.commit",
+    }
+)
+"""Operations whose tests take the interpreter minutes."""
+
+KEPT = frozenset(
+    {
+        "test_any_cut_of_a_row_gives_the_same",
+        "test_every_acceptance_equals_so_many_decodes",
+        "test_nan_of_a_row_reaches_no_other",
+        "test_only_addressed_slots_change",
+    }
+)
+"""The properties of those that block sizes can break."""
+
 CHOICES = ("dtype", "gate", "kind")
 """Settings by which the provider chooses a kernel."""
 
@@ -30,15 +55,26 @@ def chosen(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     seen: set[Hashable] = set()
     for item in items:
         key = _key(item)
-        if key is None or key not in seen:
+        if key is None or (key not in seen and not _takes_minutes(item)):
             seen.add(key)
             yield item
+
+
+def _takes_minutes(item: pytest.Item) -> bool:
+    """Whether a test of a slow operation is left to the whole kit."""
+    given = _given(item)
+    slow = any(isinstance(value, Trial) and value.operation in SLOW for value in given.values())
+    return slow and getattr(item, "originalname", "") not in KEPT and not POINTS & given.keys()
+
+
+def _given(item: pytest.Item) -> dict[str, Any]:
+    return getattr(getattr(item, "callspec", None), "params", {})
 
 
 def _key(item: pytest.Item) -> Hashable:
     """What a test stands for, None where it stands for itself."""
     owner: Any = getattr(item, "cls", None)
-    given = getattr(getattr(item, "callspec", None), "params", {})
+    given = _given(item)
     trials = [value for name, value in given.items() if isinstance(value, Trial)]
     if owner is None or not issubclass(owner, ProviderSuite) or "joint" in given or not trials:
         return None
