@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hal.decision import Question
 from hal.device import Device
 from hal.errors import ConfigError
+from hal.integrations.engines.question import Feature, conv_dtype, features, selected
 from hal.integrations.engines.refusals import mode, refuse
 from hal.model.spec import Kind
 from hal.options import Options, Shard
 from hal.refusal import Unsupported
 from hal.selection import judge_only
 from hal.sharding import LABELS
-from hal_registry import Code, Reason, default_registry
+from hal_registry import default_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hal.model.spec import ModelSpec
     from hal.selection import Selection
+    from hal_registry import Reason
 
 ENGINE: Final = "SGLang"
 DISTRIBUTION: Final = "hybrid-hal-sglang"
 SERVED: Final = frozenset({Kind.GATED_DELTA_NET, Kind.SHORT_CONV})
 """Layer kinds that the plugin puts on a provider."""
-
-STATELESS: Final = frozenset({Code.FAMILY_UNKNOWN, Code.NOT_HYBRID})
-"""What `hal` says of a model without linear layers; the engine then runs it by itself."""
 
 CONV_DTYPE: Final = "SGLANG_MAMBA_CONV_DTYPE"
 STATE_DTYPE: Final = "SGLANG_MAMBA_SSM_DTYPE"
@@ -51,16 +50,6 @@ class Ask:
     device: str
     rank: int = 0
     size: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """A way to run the engine that `hal` does not serve there, and how to see that it is on."""
-
-    name: str
-    wanted: Callable[[Any], bool]
-    offered: str
-    fix: str
 
 
 FEATURES: Final = (
@@ -156,15 +145,9 @@ def decided(asked: Ask, choose: Callable[[str, Any, Options], Selection]) -> Sel
 
     Raises `hal.Unsupported` where linear layers are there and cannot be served as asked.
     """
-    try:
-        selection = choose(asked.device, asked.config, options(asked))
-    except Unsupported as refused:
-        if asked.hybrid or not {each.code for each in refused.reasons} <= STATELESS:
-            raise
-        return None
-    except ConfigError:
-        if asked.hybrid:
-            raise
+    question = partial(choose, asked.device, asked.config, options(asked))
+    selection = selected(question, asked.hybrid)
+    if selection is None:
         return None
     if reasons := (*unserved_layers(selection.model), *unserved(asked)):
         raise refuse(selection.model.model_type, f"{selection.device} in {ENGINE}", *reasons)
@@ -205,10 +188,7 @@ def unserved_layers(model: ModelSpec) -> Iterator[Reason]:
 
 def unserved(asked: Ask, environ: Mapping[str, str] = os.environ) -> Iterator[Reason]:
     """Why this way to run the engine is refused; nothing where it is served."""
-    for feature in FEATURES:
-        if feature.wanted(asked.flags):
-            yield mode(feature.name, "by the engine's arguments", feature.offered, feature.fix)
+    yield from features(FEATURES, asked.flags, "by the engine's arguments")
     given, dtype = environ.get(CONV_DTYPE), str(asked.dtype).removeprefix("torch.")
-    if given is not None and given != dtype:
-        fix = f"start without {CONV_DTYPE}"
-        yield Reason(Code.DTYPE_UNSUPPORTED, "conv state", given, dtype, fix=fix)
+    if given is not None:
+        yield from conv_dtype(given, dtype, f"start without {CONV_DTYPE}")

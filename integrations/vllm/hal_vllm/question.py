@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from hal.errors import ConfigError
-from hal.integrations.engines.refusals import mode, refuse
+from hal.integrations.engines.question import Feature, conv_dtype, features, selected
+from hal.integrations.engines.refusals import refuse
 from hal.options import Options, Shard
-from hal.refusal import Unsupported
 from hal.selection import choose
-from hal_registry import Code, Reason
 
 if TYPE_CHECKING:
-    from hal.selection import Selection
+    from collections.abc import Iterator
 
-STATELESS: Final = frozenset({Code.FAMILY_UNKNOWN, Code.NOT_HYBRID})
-"""What `hal` says of a model without linear layers; the engine then runs it by itself."""
+    from hal.selection import Selection
+    from hal_registry import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +28,6 @@ class Place:
     device: str
     rank: int = 0
     size: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """A way to run the engine that `hal` does not serve there, and how to see that it is on."""
-
-    name: str
-    wanted: Callable[[Any], bool]
-    offered: str
-    fix: str
 
 
 FEATURES: Final = (
@@ -100,15 +88,9 @@ def ask(config: Any, place: Place) -> Selection | None:
     its layers are not found.
     """
     model = config.model_config
-    try:
-        selection = choose(place.device, model.hf_config, options(config, place))
-    except Unsupported as refused:
-        if _has_state(model) or not {each.code for each in refused.reasons} <= STATELESS:
-            raise
-        return None
-    except ConfigError:
-        if _has_state(model):
-            raise
+    asked = partial(choose, place.device, model.hf_config, options(config, place))
+    selection = selected(asked, _has_state(model))
+    if selection is None:
         return None
     if reasons := tuple(unserved(config)):
         raise refuse(selection.model.model_type, str(selection.device), *reasons)
@@ -131,18 +113,11 @@ def options(config: Any, place: Place) -> Options:
 
 def unserved(config: Any) -> Iterator[Reason]:
     """Why this way to run the engine is refused; nothing where it is served."""
-    for feature in FEATURES:
-        if feature.wanted(config):
-            yield mode(feature.name, "by the engine's config", feature.offered, feature.fix)
+    yield from features(FEATURES, config, "by the engine's config")
     given, dtype = config.cache_config.mamba_cache_dtype, str(config.model_config.dtype)
-    if given != "auto" and f"torch.{given}" != dtype:
-        yield Reason(
-            Code.DTYPE_UNSUPPORTED,
-            "conv state",
-            str(given),
-            dtype.removeprefix("torch."),
-            fix="start without --mamba-cache-dtype",
-        )
+    if given != "auto":
+        fix = "start without --mamba-cache-dtype"
+        yield from conv_dtype(str(given), dtype.removeprefix("torch."), fix)
 
 
 def _has_state(model: Any) -> bool:
