@@ -20,33 +20,16 @@ from hal.runtime.backend import Backend
 from hal.runtime.batch import Batch, Mode
 from hal.runtime.layers import DeltaLayer, ShortConvLayer
 from hal.runtime.params import DeltaParams, ShortConvParams
+from support.bound import GDN_CONFIG, LFM2_CONFIG
 
 Run = Callable[[], object]
 SIZES = (1, 8, 64)
 ROUNDS = 2000
-DELTA = {
-    "model_type": "qwen3_5_text",
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "linear_conv_kernel_dim": 4,
+DELTA = GDN_CONFIG | {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
     "linear_num_key_heads": 1,
     "linear_num_value_heads": 2,
-    "vocab_size": 64,
-}
-SHORT_CONV = {
-    "model_type": "lfm2",
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "conv_L_cache": 3,
-    "layer_types": ["conv", "full_attention", "conv"],
-    "vocab_size": 64,
 }
 
 
@@ -106,7 +89,7 @@ def delta(rows: int, idle: bool = False) -> tuple[Run, Run]:
 
 def short_conv(rows: int) -> tuple[Run, Run]:
     """A whole layer, and its provider's conv between the two products by hand."""
-    made = backend(SHORT_CONV)
+    made = backend(LFM2_CONFIG)
     spec = next(made.selection.model.stateful_layers())
     dims = cast("ShortConvDims", spec.dims)
     params = ShortConvParams(torch.randn(dims.hidden, dims.W), None)

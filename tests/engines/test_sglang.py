@@ -4,16 +4,15 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-ROOT = Path(__file__).parents[2]
+from support.engine_models import SHORT, TOKENS, Checkpoint, Rounds, check, config_of, saved
+
 PYTHON = Path(os.environ.get("HAL_ENGINES", "")) / "sglang" / "bin" / "python"
 DRIVER = Path(__file__).parent / "sglang_driver.py"
 ENGINE = {
@@ -30,7 +29,6 @@ ENGINE = {
     "max_running_requests": 4,
     "max_mamba_cache_size": 32,
 }
-TOKENS = 8
 CPU_ENGINE = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
@@ -49,9 +47,6 @@ EXTRA: Mapping[str, Mapping[str, object]] = {
 }
 """Entries that SGLang reads and the tiny configs leave out."""
 
-SHORT = [[5], [6, 7], [11, 12, 13], [21, 22, 23, 24, 25]]
-"""Shorter and longer than a conv's window, in one batch."""
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -60,46 +55,19 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A tiny random model: its folder, and the model itself as the oracle."""
-
-    folder: Path
-    model: Any
-
-    def greedy(self, prompt: Sequence[int]) -> tuple[list[int], list[float]]:
-        """Tokens and log-probabilities by whole forwards, without any cache."""
-        ids, found = list(prompt), []
-        for _ in range(TOKENS):
-            with torch.no_grad():
-                logits = self.model(torch.tensor([ids]), use_cache=False).logits[0, -1]
-            scores = logits.float().log_softmax(-1)
-            ids.append(int(scores.argmax()))
-            found.append(float(scores.max()))
-        return ids[len(prompt) :], found
-
-
-def config_of(family: str) -> Any:
-    tiny = ROOT / "tests" / "data" / "configs" / "tiny" / f"{family}.json"
-    data = json.loads(tiny.read_text()) | EXTRA[family] | {"initializer_range": 0.2}
-    return AutoConfig.for_model(**data)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The checkpoint of a family, saved in float32."""
     folder = tmp_path_factory.mktemp(request.param)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(request.param)).float().eval()
-    model.save_pretrained(folder)
+    made = saved(folder, config_of(request.param, EXTRA[request.param]))
     write_extra(folder, request.param)
-    return Checkpoint(folder, model)
+    return made
 
 
 @pytest.fixture
 def weightless(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder with a config alone: what refuses here refused before any weight was read."""
-    config = config_of(request.param)
+    config = config_of(request.param, EXTRA[request.param])
     config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     config.save_pretrained(tmp_path)
     write_extra(tmp_path, request.param)
@@ -115,7 +83,7 @@ def write_extra(folder: Path, family: str) -> None:
 def run(
     folder: Path,
     where: Path,
-    rounds: Sequence[Sequence[Sequence[int]]] = (SHORT,),
+    rounds: Rounds = (SHORT,),
     environ: Mapping[str, str] | None = None,
     broken: str = "",
     **engine: object,
@@ -143,19 +111,6 @@ def run(
         "calls": Counter(calls.read_text().split()) if calls.exists() else Counter(),
         "report": json.loads(report.read_text()) if report.exists() else [],
     }
-
-
-def check(
-    found: Any, oracle: Checkpoint, rounds: Sequence[Sequence[Sequence[int]]], bar: float
-) -> None:
-    """Every row's tokens are the oracle's, and its log-probabilities within the bar."""
-    assert "error" not in found, found.get("text", found["log"])[-3000:]
-    for prompts, rows in zip(rounds, found["rounds"], strict=True):
-        for prompt, row in zip(prompts, rows, strict=True):
-            tokens, logprobs = oracle.greedy(prompt)
-            assert row["tokens"] == tokens
-            gaps = [abs(a - b) for a, b in zip(row["logprobs"], logprobs, strict=True)]
-            assert max(gaps) < bar
 
 
 def refused(found: Any, code: str) -> str:

@@ -24,6 +24,7 @@ from hal_sglang.factories import DeltaKernel, Key, factories
 from hal_sglang.serve import check_mode, step_of
 from support import fake_sglang
 from support.bound import FAMILIES, GDN_CONFIG, LFM2_CONFIG, delta_params
+from support.engine_schedules import check_any_schedule, relative
 
 SLOTS, EPS = 7, 1e-6
 
@@ -158,10 +159,6 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
         yield Served(case, engine, runner, engine.backend, runner.model[0])
 
 
-def relative(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-30))
-
-
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_any_schedule_gives_what_each_request_gives_alone(
@@ -169,20 +166,7 @@ def test_any_schedule_gives_what_each_request_gives_alone(
 ) -> None:
     torch.manual_seed(data.draw(st.integers(0, 1 << 20)))
     slots = data.draw(st.permutations(range(1, SLOTS)))[:2]
-    inputs, done = [served.case.inputs(n) for n in (23, 6)], [0, 0]
-    outputs: list[list[Tensor]] = [[], []]
-    while live := [i for i in (0, 1) if done[i] < inputs[i][0].shape[0]]:
-        counts = {i: data.draw(st.sampled_from([1, 2, 12])) for i in live}
-        counts = {i: min(n, inputs[i][0].shape[0] - done[i]) for i, n in counts.items()}
-        rows = [(slots[i], done[i], n) for i, n in counts.items()]
-        cut = ([t[done[i] : done[i] + n] for t in inputs[i]] for i, n in counts.items())
-        packed = [torch.cat(parts) for parts in zip(*cut, strict=True)]
-        pieces = served.run(rows, packed)
-        for (i, n), piece in zip(counts.items(), pieces.split([*counts.values()]), strict=True):
-            outputs[i].append(piece)
-            done[i] += n
-    for i in (0, 1):
-        assert relative(torch.cat(outputs[i]), served.case.alone(inputs[i])) < 1e-5
+    check_any_schedule(data, served.case, slots, served.run)
 
 
 def test_a_fresh_row_reads_nothing_of_its_slot(served: Served) -> None:

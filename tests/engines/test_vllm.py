@@ -3,21 +3,18 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
-ROOT = Path(__file__).parents[2]
+from support.engine_models import SHORT, TOKENS, Checkpoint, Rounds, check, config_of, saved
+
 PYTHON = Path(os.environ.get("HAL_ENGINES", "")) / "vllm" / "bin" / "python"
 DRIVER = Path(__file__).parent / "vllm_driver.py"
 ENGINE = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 4}
-TOKENS = 8
 CPU_ENGINE = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -50,9 +47,6 @@ EXTRA: Mapping[str, Mapping[str, object]] = {
 The stock recurrence of the CPU wants square states as well; `hal` takes any.
 """
 
-SHORT = [[5], [6, 7], [11, 12, 13], [21, 22, 23, 24, 25]]
-"""Shorter and longer than a conv's window, in one batch."""
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -61,45 +55,17 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A tiny random model: its folder, and the model itself as the oracle."""
-
-    folder: Path
-    model: Any
-
-    def greedy(self, prompt: Sequence[int]) -> tuple[list[int], list[float]]:
-        """Tokens and log-probabilities by whole forwards, without any cache."""
-        ids, found = list(prompt), []
-        for _ in range(TOKENS):
-            with torch.no_grad():
-                logits = self.model(torch.tensor([ids]), use_cache=False).logits[0, -1]
-            scores = logits.float().log_softmax(-1)
-            ids.append(int(scores.argmax()))
-            found.append(float(scores.max()))
-        return ids[len(prompt) :], found
-
-
-def config_of(family: str) -> Any:
-    tiny = ROOT / "tests" / "data" / "configs" / "tiny" / f"{family.partition('-')[0]}.json"
-    data = json.loads(tiny.read_text()) | EXTRA[family] | {"initializer_range": 0.2}
-    return AutoConfig.for_model(**data)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The checkpoint of a family, saved in float32."""
     folder = tmp_path_factory.mktemp(request.param)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(request.param)).float().eval()
-    model.save_pretrained(folder)
-    return Checkpoint(folder, model)
+    return saved(folder, config_of(request.param, EXTRA[request.param]))
 
 
 @pytest.fixture
 def weightless(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder with a config alone: what refuses here refused before any weight was read."""
-    config = config_of(request.param)
+    config = config_of(request.param, EXTRA[request.param])
     config.architectures = config.architectures or []
     config.save_pretrained(tmp_path)
     return tmp_path
@@ -108,7 +74,7 @@ def weightless(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def run(
     folder: Path,
     where: Path,
-    rounds: Sequence[Sequence[Sequence[int]]] = (SHORT,),
+    rounds: Rounds = (SHORT,),
     environ: Mapping[str, str] | None = None,
     broken: str | None = None,
     **engine: object,
@@ -138,19 +104,6 @@ def run(
     )
     assert result.exists(), ran.stdout[-3000:] + ran.stderr[-3000:]
     return json.loads(result.read_text()) | {"log": ran.stdout + ran.stderr}
-
-
-def check(
-    found: Any, oracle: Checkpoint, rounds: Sequence[Sequence[Sequence[int]]], bar: float
-) -> None:
-    """Every row's tokens are the oracle's, and its log-probabilities within the bar."""
-    assert "error" not in found, found["text"][-3000:]
-    for prompts, rows in zip(rounds, found["rounds"], strict=True):
-        for prompt, row in zip(prompts, rows, strict=True):
-            tokens, logprobs = oracle.greedy(prompt)
-            assert row["tokens"] == tokens
-            gaps = [abs(a - b) for a, b in zip(row["logprobs"], logprobs, strict=True)]
-            assert max(gaps) < bar
 
 
 def ran_operations(found: Any) -> set[str]:

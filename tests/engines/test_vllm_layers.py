@@ -22,6 +22,7 @@ from hal_vllm.params import UNPACKED, conv_weight, log_rates
 from support import fake_vllm
 from support.bound import FAMILIES, GDN_CONFIG, delta_params
 from support.bound_scan import scan_params
+from support.engine_schedules import Rows, check_any_schedule, relative
 from support.model_configs import tiny
 
 BLOCKS, PADDING, EPS = 7, 16, 1e-6
@@ -217,10 +218,6 @@ def pages_of(layer: Any) -> Tensor:
     return torch.full((BLOCKS, size + PADDING), -1, dtype=torch.int8)
 
 
-def relative(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want).norm() / want.norm().clamp(min=1e-30))
-
-
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_schedule_gives_what_each_request_gives_alone(
@@ -228,20 +225,11 @@ def test_any_schedule_gives_what_each_request_gives_alone(
 ) -> None:
     torch.manual_seed(data.draw(st.integers(0, 1 << 20)))
     blocks = data.draw(st.permutations(range(1, BLOCKS)))[:2]
-    given_, done = [served.case.inputs(n) for n in (23, 6)], [0, 0]
-    outputs: list[list[Tensor]] = [[], []]
-    while live := [i for i in (0, 1) if done[i] < given_[i][0].shape[0]]:
-        counts = {i: data.draw(st.sampled_from([1, 2, 12])) for i in live}
-        counts = {i: min(n, given_[i][0].shape[0] - done[i]) for i, n in counts.items()}
-        rows = [(blocks[i], done[i], n) for i, n in counts.items()]
-        cut = ([t[done[i] : done[i] + n] for t in given_[i]] for i, n in counts.items())
-        packed = [torch.cat(parts) for parts in zip(*cut, strict=True)]
-        pieces = served.run(rows, packed, pads=data.draw(st.integers(0, 2)))
-        for (i, n), piece in zip(counts.items(), pieces.split([*counts.values()]), strict=True):
-            outputs[i].append(piece)
-            done[i] += n
-    for i in (0, 1):
-        assert relative(torch.cat(outputs[i]), served.case.alone(given_[i])) < 1e-5
+
+    def run(rows: Rows, packed: list[Tensor]) -> Tensor:
+        return served.run(rows, packed, pads=data.draw(st.integers(0, 2)))
+
+    check_any_schedule(data, served.case, blocks, run)
 
 
 def test_nothing_is_written_outside_the_rows_blocks(served: Served) -> None:

@@ -82,6 +82,12 @@ def lying(operation: str, mutation: Mutation) -> type[TorchProvider]:
     return Lying
 
 
+def catches(operation: str, mutation: Mutation, test: str) -> bool:
+    """Whether a test of the kit fails on a wrong operation; a commit is judged with its verify."""
+    suite = suite_of(manifest_of(lying(operation, mutation)))
+    return any(outcomes(suite, test, operation.replace("commit", "verify")))
+
+
 def manifest_of(provider: type, **changes: Any) -> Manifest:
     """The CPU's manifest for another provider class, which becomes importable by its name."""
     globals()[provider.__name__] = provider
