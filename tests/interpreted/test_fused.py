@@ -55,6 +55,24 @@ def test_tiles_of_a_head_write_each_ring_row_once(norm: bool) -> None:
     check(fused_case(rows, SMALL, norm=norm), **NARROW)
 
 
+@pytest.mark.parametrize("name", ["x", "a", "b", "z"])
+def test_a_step_whose_last_axis_is_not_dense_is_read_from_a_copy(name: str) -> None:
+    case = fused_case(TOKENS, SMALL, norm=True)
+    if name == "x":
+        case = replace(case, conv=case.conv.replace(x=turned(case.conv.args["x"])))
+    elif name == "z":
+        assert case.z is not None
+        case = replace(case, z=turned(case.z))
+    else:
+        case = replace(case, delta=case.delta.replace(**{name: turned(case.delta.args[name])}))
+    check(case)
+
+
+def turned(x: Tensor) -> Tensor:
+    """The same values, laid out last axis first."""
+    return x.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
 def test_tiles_leave_the_norm_to_a_second_launch_that_skips_pads() -> None:
     rows = make_rows([(1, "pad"), (1, "fork")])
     case = fused_case(rows, SMALL, norm=True)

@@ -32,6 +32,14 @@ class Norm:
     weight: Tensor
     eps: float
 
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The gate and the weight."""
+        return self.z, self.weight
+
+    def dense(self) -> "Norm":
+        """The same norm of dense copies."""
+        return Norm(dense(self.z), dense(self.weight), self.eps)
+
     def check(self, operation: str, shape: tuple[int, ...], like: Tensor) -> None:
         """Refuse a gate or weight that does not fit the result."""
         check_same(operation, "z", self.z, like.dtype, "mixed_qkv")
@@ -76,8 +84,8 @@ class NormRunner:
         `rows` are src and dst of a decode, `query_start_loc` that of packed rows: pads give zeros
         whatever z holds there.
         """
-        if not rows_are_dense(norm.z, norm.weight):
-            norm = Norm(dense(norm.z), dense(norm.weight), norm.eps)
+        if not rows_are_dense(*norm.tensors()):
+            norm = norm.dense()
         if not rows_are_dense(o, out):
             held = dense(o)
             self(held, norm, held, silu=silu, rows=rows, query_start_loc=query_start_loc)
@@ -124,9 +132,21 @@ class FusedCall:
     norm: Norm | None
     out: Tensor | None
 
+    def tokens(self) -> tuple[Tensor, ...]:
+        """The tensors of a step that the kernel reads with a dense last axis."""
+        return self.x, self.a, self.b, *(() if self.norm is None else self.norm.tensors())
+
+    def dense(self) -> "FusedCall":
+        """The same call on dense copies, without `out`."""
+        norm = self.norm and self.norm.dense()
+        return replace(
+            self, x=dense(self.x), a=dense(self.a), b=dense(self.b), src=dense(self.src),
+            dst=dense(self.dst), start=dense(self.start), norm=norm, out=None,
+        )  # fmt: skip
+
     def signature(self) -> tuple[object, ...]:
         """What decides the plan of this call; a gate is known by its identity."""
-        norm = () if self.norm is None else (self.norm.z, self.norm.weight)
+        norm = () if self.norm is None else self.norm.tensors()
         eps = None if self.norm is None else self.norm.eps
         held = signature(
             self.x, self.a, self.b, self.weight, self.bias, self.conv_state, self.state, self.src,
@@ -154,13 +174,15 @@ class FusedRunner:
         self._plans: Plans[tuple[Launch, Dims, bool]] = Plans()
 
     def __call__(self, call: FusedCall) -> Tensor:
-        """Conv, split, recurrence and gated norm, act `[B, HV, V]`; ids and out of any strides."""
+        """Conv, split, recurrence and gated norm, act `[B, HV, V]`; steps of any strides."""
         if not rows_are_dense(call.src, call.dst, call.start, call.out):
             return self._densely(call)
         key = call.signature()
         plan = self._plans.get(key)
         if plan is None:
             _check(call, self._layout)
+            if not rows_are_dense(*call.tokens()):
+                return self._densely(call)
             plan = self._plans.put(key, self._plan(call))
         launch, dims, norms_later = plan
         x, state, norm = call.x, call.state, call.norm
@@ -179,9 +201,8 @@ class FusedRunner:
         return out
 
     def _densely(self, call: FusedCall) -> Tensor:
-        """The same on dense ids and a dense result, which is then copied into `out`."""
-        src, dst, start = dense(call.src), dense(call.dst), dense(call.start)
-        result = self(replace(call, out=None, src=src, dst=dst, start=start))
+        """The same on dense copies and a dense result, which is then copied into `out`."""
+        result = self(call.dense())
         return result if call.out is None else call.out.copy_(result)
 
     def _plan(self, call: FusedCall) -> tuple[Launch, Dims, bool]:
@@ -244,16 +265,6 @@ def _check(call: FusedCall, layout: str) -> None:
     check_out(_NAME, call.out, v.shape, x.dtype)
     if call.norm is not None:
         call.norm.check(_NAME, tuple(v.shape), x)
-    _check_dense(call)
-
-
-def _check_dense(call: FusedCall) -> None:
-    """Refuse strides that the kernel would need a copy for."""
-    rows = {"mixed_qkv": call.x, "a": call.a, "b": call.b, "conv_state": call.conv_state}
-    if call.norm is not None:
-        rows |= {"z": call.norm.z, "norm_weight": call.norm.weight}
-    for name, tensor in rows.items():
-        if not rows_are_dense(tensor):
-            raise ValueError(
-                f"{_NAME}: {name} has strides {tensor.stride()}, expected a dense last axis"
-            )
+    if not rows_are_dense(call.conv_state):
+        strides = call.conv_state.stride()
+        raise ValueError(f"{_NAME}: conv_state has strides {strides}, expected a dense last axis")
