@@ -16,7 +16,7 @@ from hal.testing import ProviderSuite
 from hal_cuda.hopper import nvrtc, probe
 from hal_cuda.hopper.plugin import MANIFEST
 from hal_cuda.hopper.provider import HopperProvider
-from hal_cuda.hopper.variant import COMMON, Kernels, source
+from hal_cuda.hopper.variant import COMMON, Kernels
 from hal_cuda.plugin import MANIFEST as TRITON
 from hal_registry import Presence, Registry
 from support import device_bound as bound
@@ -124,7 +124,7 @@ def test_what_is_not_loaded_is_not_loaded_under_capture() -> None:
     with torch.cuda.graph(graph):
         something.add_(1)
         with pytest.raises(RuntimeError, match="call warmup"):
-            Kernels().get(COMMON[0], 0)
+            Kernels().get(COMMON[0].walk(), 0)
 
 
 def test_a_call_runs_on_the_current_stream(ops: HopperProvider) -> None:
@@ -225,7 +225,8 @@ def test_a_cubin_is_found_by_the_next_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = nvrtc.compiled(source(), COMMON[0].defines())
+    form = COMMON[0].walk()
+    first = nvrtc.compiled(form.source(), dict(form.defines))
     compiler = nvrtc.compiler()
     monkeypatch.setattr(nvrtc, "compiler", lambda: replace(compiler, library=None))
-    assert nvrtc.compiled(source(), COMMON[0].defines()) == first
+    assert nvrtc.compiled(form.source(), dict(form.defines)) == first

@@ -15,11 +15,12 @@ from hal import reference
 from hal.interfaces import Gate
 from hal.model.spec import GateKind
 from hal_cuda.hopper import prefill
-from hal_cuda.hopper.arguments import Arguments
+from hal_cuda.hopper.arguments import RECORD, SQUARE, Arguments
 from hal_cuda.hopper.driver import Kernel, View
-from hal_cuda.hopper.variant import Variant
+from hal_cuda.hopper.variant import JOIN, PREFILL, PREPARE, Form, Variant
 
 DIM = 128
+PROCESSORS = 132
 
 
 def at(pointer: int, dtype: torch.dtype, shape: list[int], strides: list[int]) -> Tensor:
@@ -36,12 +37,21 @@ class Emulator:
     """Stands in for the driver and for the loaded kernels."""
 
     maps: dict[int, View] = field(default_factory=dict)
-    variants: list[Variant] = field(default_factory=list)
+    forms: list[Form] = field(default_factory=list)
     programs: list[int] = field(default_factory=list)
+    launched: list[tuple[str, int]] = field(default_factory=list)
 
-    def get(self, variant: Variant, index: int) -> Kernel:
-        self.variants.append(variant)
-        return Kernel(len(self.variants), 512, 0)
+    @property
+    def variants(self) -> list[Variant]:
+        """What the kernels that hold states were compiled for."""
+        return [variant_of(form) for form in self.forms if form.name == PREFILL]
+
+    def get(self, form: Form, index: int) -> Kernel:
+        self.forms.append(form)
+        return Kernel(len(self.forms), 512, 0)
+
+    def processors(self, index: int) -> int:
+        return PROCESSORS
 
     def map(self, at: int, view: View) -> None:
         assert at % 64 == 0
@@ -56,9 +66,44 @@ class Emulator:
     def launch(
         self, kernel: Kernel, programs: int, arguments: int, index: int, stream: int
     ) -> None:
-        self.programs.append(programs)
         (address,) = (ctypes.c_void_p * 1).from_address(arguments)
-        _run(self, address, self.variants[kernel.function - 1])
+        form, given = self.forms[kernel.function - 1], Arguments.from_address(address)
+        self.programs.append(programs)
+        self.launched.append((form.name, given.phase))
+        if form.name == PREFILL and not dict(form.defines)["PREPARED"]:
+            assert programs == (given.rows + 1) * given.HV * (2 // variant_of(form).consumers)
+            _run(self, address, variant_of(form))
+            return
+        _check_cut(form, given, programs)
+        if form.name == PREFILL and given.phase:
+            _run(self, address, variant_of(form))
+
+
+def variant_of(form: Form) -> Variant:
+    """What a form that holds states serves."""
+    names = ("NCONS", "TRACK", "GATE_READY", "A_F32", "B_F32", "USE_L2", "PREPARED")
+    count, *flags = (dict(form.defines)[name] for name in names)
+    return Variant(count, *map(bool, flags))
+
+
+def _check_cut(form: Form, given: Arguments, programs: int) -> None:
+    """What the kernels of a cut rely on: the blocks of each, and room for what passes between."""
+    rows, heads, parts = given.rows, given.HV, given.parts
+    items = (given.tokens // 64 + rows) * heads
+    walks = {0: rows * (2 * parts - 3), 1: rows * max(parts - 1, 1) + 1}[given.phase]
+    assert programs == {
+        PREPARE: min(items, 3 * PROCESSORS), JOIN: rows * heads * 8, PREFILL: walks * heads * 2,
+    }[form.name]  # fmt: skip
+    fill(given.records, items * RECORD)
+    assert given.records % 16 == 0
+    if parts > 1:
+        assert given.waves > 0 and given.sums % 16 == 0
+        fill(given.sums, rows * 2 * parts * heads * SQUARE * 4)
+
+
+def fill(pointer: int, size: int) -> None:
+    """Write all of a workspace, so that one which is too short is found."""
+    ctypes.memset(pointer, 0x7F, size)
 
 
 def _tokens(view: View, halves: int) -> Tensor:
@@ -77,7 +122,6 @@ def _run(device: Emulator, address: int, variant: Variant) -> None:
     q, k, v = (_tokens(view, n) for view, n in zip(views, halves, strict=True))
     rows, tokens, heads = given.rows, given.tokens, given.HV
     assert v.shape == (tokens, heads, DIM) and heads == q.shape[1] * given.R
-    assert device.programs[-1] == (rows + 1) * heads * (2 // variant.consumers)
     assert given.scale == torch.tensor(DIM**-0.5)
     i32 = torch.int32
     src, dst = (at(p, i32, [rows], [1]).clone() for p in (given.src, given.dst))

@@ -14,6 +14,7 @@ from hal_cuda.hopper.arguments import POINTERS, Arguments, Block, strides_fit, v
 TAIL = (
     *(("q", "q"), ("out_t", "q"), ("out_h", "q"), ("s_slot", "q"), ("s_h", "q")),
     *((name, "i") for name in ("a_t", "b_t", "rows", "tokens", "HV", "R", "points")),
+    *((name, "i") for name in ("parts", "waves", "phase")),
     *(("scale", "f"), ("beta_scale", "f")),
 )
 
@@ -49,24 +50,24 @@ def test_maps_follow_each_other_at_the_front() -> None:
     assert [at - block.address for at in block.maps()] == [0, 128, 256]
 
 
-@given(st.lists(st.integers(0, 2**63 - 1), min_size=10, max_size=10))
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=12, max_size=12))
 def test_addresses_stand_behind_the_maps_in_order(addresses: list[int]) -> None:
     block = Block.empty()
     block.point(*addresses)
-    assert list(struct.unpack_from("=10Q", raw(block), 384)) == addresses
+    assert list(struct.unpack_from("=12Q", raw(block), 384)) == addresses
     assert [getattr(block.arguments, name) or 0 for name in POINTERS] == addresses
-    assert raw(block)[:384] == bytes(384) and raw(block)[464:] == bytes(112)
+    assert raw(block)[:384] == bytes(384) and raw(block)[480:] == bytes(96)
 
 
 @given(st.lists(st.integers(1, 2**40), min_size=4, max_size=4),
-       st.lists(st.integers(-(2**31), 2**31 - 1), min_size=7, max_size=7))  # fmt: skip
+       st.lists(st.integers(-(2**31), 2**31 - 1), min_size=10, max_size=10))  # fmt: skip
 def test_numbers_stand_behind_the_addresses_in_order(wide: list[int], narrow: list[int]) -> None:
     block = Block.empty()
     names = [name for name, _ in TAIL[1:]]
     values = dict(zip(names, [*wide, *narrow, 0.5, 2.0], strict=True))
     block.number(**values)
-    assert struct.unpack_from("=4q7i2f", raw(block), 464) == (*wide, *narrow, 0.5, 2.0)
-    assert raw(block)[:464] == bytes(464)
+    assert struct.unpack_from("=4q10i2f", raw(block), 480) == (*wide, *narrow, 0.5, 2.0)
+    assert raw(block)[:480] == bytes(480)
 
 
 @st.composite

@@ -175,6 +175,25 @@ def test_a_signature_is_planned_once_and_follows_its_tensors(device: Emulator) -
 GATE = case().args["gate"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "heads", "cut"), [([2048], 2, True), ([600], 2, False), ([520, 600], 16, False)]
+)
+def test_few_long_rows_are_prepared_and_cut(
+    device: Emulator, rows: list[int], heads: int, cut: bool
+) -> None:
+    subject = case(make_rows([(n, "fork") for n in rows], pads=3), replace(HEAD, HV=heads))
+    subject.check(rule().prefill)
+    between = [("gdn_prefill", 0), ("gdn_join", 0)] if cut else []
+    assert device.launched == [("gdn_prepare", 0), *between, ("gdn_prefill", 1)]
+
+
+def test_a_cut_call_is_planned_once_and_follows_its_tensors(device: Emulator) -> None:
+    ops, rows = rule(), make_rows([(1024, "continue")])
+    for seed in (0, 1):
+        case(rows, seed=seed).replace(gate=GATE).check(ops.prefill)
+    assert len(device.forms) == 3
+
+
 @pytest.mark.parametrize(("rows", "consumers"), [(1, 1), (3, 1), (4, 2), (9, 2)])
 def test_few_programs_split_their_heads(device: Emulator, rows: int, consumers: int) -> None:
     dims = replace(HEAD, HV=32)

@@ -7,18 +7,20 @@ from itertools import product
 
 import pytest
 
-from hal_cuda.hopper import nvrtc
-from hal_cuda.hopper.arguments import CHUNK, HALF, Arguments
+from hal_cuda.hopper import nvrtc, prefill
+from hal_cuda.hopper.arguments import CHUNK, HALF, RECORD, Arguments
 from hal_cuda.hopper.nvrtc import CompileError, Compiler, Program
-from hal_cuda.hopper.variant import COMMON, Variant, source
+from hal_cuda.hopper.variant import COMMON, JOIN, PREFILL, PREPARE, Form, Variant
 
+RESIDENT = prefill._RESIDENT
 VERBOSE = "--ptxas-options=--verbose"
-FORMS = [
-    Variant(n, *map(bool, flags))
-    for n in (2, 1)
+OTHER = [
+    Variant(n, *map(bool, flags), prepared=prepared)
+    for n, prepared in ((2, False), (1, False), (1, True))
     for flags in product((0, 1), (0, 1), (0, 1), (0, 1), (1, 0))
     if flags[1] or not any(flags[2:4])  # raw gates are wide where the model's are, seldom
 ]
+FORMS = tuple(dict.fromkeys(f for variant in (*COMMON, *OTHER[::3]) for f in variant.forms()))
 
 
 @pytest.fixture(scope="module")
@@ -29,27 +31,26 @@ def compiler() -> Compiler:
         pytest.skip(f"no NVRTC: {missing}")
 
 
-def options(variant: Variant) -> Iterator[str]:
+def options(form: Form) -> Iterator[str]:
     yield from (*nvrtc.OPTIONS, VERBOSE)
-    yield from (f"--define-macro={name}={value}" for name, value in variant.defines().items())
+    yield from (f"--define-macro={name}={value}" for name, value in form.defines)
 
 
-def compiled(compiler: Compiler, program: Program, variant: Variant) -> tuple[bytes, str]:
-    return compiler(program, tuple(options(variant)))
+def compiled(compiler: Compiler, form: Form, *claims: str) -> tuple[bytes, str]:
+    return compiler(checked(form.source(), *claims), tuple(options(form)))
 
 
-@pytest.mark.parametrize("variant", [*COMMON, *FORMS[len(COMMON) :: 3]], ids=str)
-def test_no_form_spills(compiler: Compiler, variant: Variant) -> None:
-    cubin, log = compiled(compiler, source(), variant)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_no_form_spills(compiler: Compiler, form: Form) -> None:
+    cubin, log = compiled(compiler, form)
     assert cubin[:4] == b"\x7fELF"
     assert "0 bytes spill stores, 0 bytes spill loads" in log
     assert log.count("spill stores") == 1
     assert "warning" not in log.lower() and "serialized" not in log
 
 
-def checked(*claims: str) -> Program:
+def checked(program: Program, *claims: str) -> Program:
     """The source with claims that the compiler holds it to."""
-    program = source()
     text = "\n".join(f'static_assert({claim}, "as the host fills it");' for claim in claims)
     return Program(program.name, f"{program.text}\n{text}\n", program.headers)
 
@@ -70,26 +71,37 @@ def layout() -> tuple[str, ...]:
     )
 
 
-def test_the_kernel_reads_its_arguments_where_the_host_puts_them(compiler: Compiler) -> None:
+@pytest.mark.parametrize("form", COMMON[-1].forms(), ids=lambda form: form.name)
+def test_a_kernel_reads_its_arguments_where_the_host_puts_them(
+    compiler: Compiler, form: Form
+) -> None:
     size = f"sizeof(Args) == {sizeof(Arguments)}"
     tiles = f"BT == {CHUNK} && TILE == {CHUNK * HALF * 2} && alignof(Map) == 64"
-    compiled(compiler, checked(size, tiles, *layout()), COMMON[0])
+    compiled(compiler, form, size, tiles, f"RECORD == {RECORD}", *layout())
 
 
 def test_a_field_that_moved_would_be_seen(compiler: Compiler) -> None:
     with pytest.raises(CompileError, match="as the host fills it"):
-        compiled(compiler, checked(f"{offset('HV')} == 0"), COMMON[0])
+        compiled(compiler, COMMON[0].walk(), f"{offset('HV')} == 0")
 
 
 def test_a_copy_moves_what_the_kernel_waits_for(compiler: Compiler) -> None:
-    for variant in (Variant(1), Variant(2)):
+    for variant in (Variant(1), Variant(2), Variant(1, prepared=True)):
         moved = (2 + 2 + variant.consumers) * CHUNK * HALF * 2
-        compiled(compiler, checked(f"LOAD == {moved}"), variant)
+        compiled(compiler, variant.walk(), f"LOAD == {moved}")
+
+
+def test_blocks_are_as_many_as_the_host_launches(compiler: Compiler) -> None:
+    variant = Variant(1, prepared=True)
+    compiled(compiler, variant.join(), f"128 / ROWS == {prefill._SLICES}")
+    _, log = compiled(compiler, variant.prepare(), f"OFF_BAR + 1088 <= 233472 / {RESIDENT} - 1024")
+    used = int(log.split("Used ")[1].split(" registers")[0])
+    assert used * 256 * RESIDENT <= 65536
 
 
 def test_a_block_has_the_threads_of_its_roles(compiler: Compiler) -> None:
     for variant in (Variant(1), Variant(2)):
-        registers = variant.defines()
+        registers = dict(variant.walk().defines)
         groups = registers["NCONS"] + registers["NSOLVE"] + 1
         taken = (
             registers["NCONS"] * registers["CONS_REGS"]
@@ -97,14 +109,15 @@ def test_a_block_has_the_threads_of_its_roles(compiler: Compiler) -> None:
             + registers["PREP_REGS"]
         )
         assert taken * 128 <= 65536
-        _, log = compiled(compiler, source(), variant)
+        _, log = compiled(compiler, variant.walk())
         used = int(log.split("Used ")[1].split(" registers")[0])
         assert taken <= used * groups
 
 
-def test_the_source_includes_nothing_of_the_host() -> None:
-    program = source()
-    assert set(program.headers) == {"ptx.cuh"}
+@pytest.mark.parametrize("name", [PREFILL, PREPARE, JOIN])
+def test_the_sources_include_nothing_of_the_host(name: str) -> None:
+    program = Form(name).source()
+    assert set(program.headers) == {"chunk.cuh", "ptx.cuh"}
     texts = [program.text, *program.headers.values()]
     included = [line for text in texts for line in text.splitlines() if "#include" in line]
-    assert included == ['#include "ptx.cuh"']
+    assert included == ['#include "chunk.cuh"', '#include "ptx.cuh"']

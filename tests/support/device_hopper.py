@@ -1,7 +1,8 @@
 """Checks of `cuda.hopper` on a CUDA device of sm_90, as named checks.
 
-Both forms of the kernel run every case: a whole head a block, and half of one. What the manifest
-leaves to the shared kernels is called too, since the kit calls it.
+Every form of the kernel runs every case: a whole head a block, half of one, and half of one on
+prepared chunks, in cuts of which some are too fine for their rows. What the manifest leaves to the
+shared kernels is called too, since the kit calls it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from hal.model.spec import GateKind
 from hal_cuda.hopper import prefill
+from hal_cuda.hopper.cut import Cut
 from hal_cuda.hopper.driver import Driver
 from hal_cuda.hopper.provider import HopperDeltaRule
 from hal_cuda.provider import tuning
@@ -37,6 +39,8 @@ EDGES = make_rows(
     seed=4,
     pads=131,
 )
+GONE = replace(HEAD, gate=None)
+CUTS = (Cut(1, 1), Cut(3, 2), Cut(5, 1), Cut(9, 3))
 MANY = make_rows([(70, "fork"), (1, "continue"), (130, "fresh")] * 15, seed=2, pads=5)
 LONG = make_rows([(1500, "continue")], seed=1)
 
@@ -46,6 +50,21 @@ def rule(consumers: int | None = None) -> HopperDeltaRule:
     base = tuning("sm_90")
     forced = {} if consumers is None else {prefill.TABLE: Config({"CONSUMERS": consumers})}
     return HopperDeltaRule(replace(base, overrides=forced))
+
+
+def cut_rule(cut: Cut) -> Call:
+    """Prefill on prepared chunks, with rows cut as told whatever their lengths."""
+    forced = {prefill.TABLE: Config({"CONSUMERS": 1, "PREPARED": 1})}
+    made = HopperDeltaRule(replace(tuning("sm_90"), overrides=forced))
+
+    def call(**args: Any) -> Tensor:
+        with (
+            patch.object(prefill, "cut_of", lambda *sizes: cut),
+            patch.object(prefill, "_LEAST_CHUNKS", 0),
+        ):
+            return made.prefill(**args)
+
+    return call
 
 
 @contextmanager
@@ -67,18 +86,20 @@ def hopper_checks(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
     if dtype != BF16:
         return
     for consumers in (2, 1):
-        for name, check in _kernel(consumers):
+        for name, check in _kernel(rule(consumers).prefill, 1):
             yield f"hopper.prefill {name} NCONS={consumers}", check
+    for cut in CUTS:
+        launched = 2 if cut.parts == 1 else 4
+        for name, check in _kernel(cut_rule(cut), launched):
+            yield f"hopper.prefill {name} parts={cut.parts} waves={cut.waves}", check
     yield from _fused()
     yield from _shared()
     yield "hopper.prefill far slots", far_slots
 
 
-def _kernel(consumers: int) -> Iterator[tuple[str, checks.Check]]:
-    call = rule(consumers).prefill
-
+def _kernel(call: Call, launched: int) -> Iterator[tuple[str, checks.Check]]:
     def check(case: Case) -> checks.Check:
-        return lambda: _held(case, call)
+        return lambda: _held(case, call, launched)
 
     for H, HV in HEADS:
         case = delta_case(checks.PACKED, replace(HEAD, H=H, HV=HV), dtype=BF16)
@@ -103,8 +124,16 @@ def _variations() -> Iterator[tuple[str, Case]]:
         hard = replace(HEAD, gate=None, hard=True, beta_scale=2, log_g=log_g)
         rows = make_rows([(513, "fork"), (64, "fresh")])
         yield f"hard g={log_g}", delta_case(rows, hard, dtype=BF16)
+    yield "no values", _no_values()
     hard = replace(HEAD, hard=True, beta_scale=2)
     yield "hard, beta to 2", delta_case(checks.PACKED, hard, dtype=BF16)
+
+
+def _no_values() -> Case:
+    """A state that only decays, to less than the smallest number that has a reciprocal."""
+    case = delta_case(make_rows([(400, "fork"), (70, "fresh")]), GONE, dtype=BF16)
+    g = torch.full_like(case.args["a"], -0.75)
+    return case.replace(a=g, v=torch.zeros_like(case.args["v"]))
 
 
 def _gates() -> Iterator[tuple[str, Case]]:
@@ -150,11 +179,11 @@ def _tracked() -> Case:
     return delta_case(rows, HEAD, dtype=BF16, track=i32(*flat, 0, 5, -1).view(-1, 3))
 
 
-def _held(case: Case, call: Call) -> None:
-    """Parity by the kernel and by nothing else."""
+def _held(case: Case, call: Call, launched: int) -> None:
+    """Parity by the kernels and by nothing else."""
     with launches() as found:
         case.check(checks.on_device(call), "chunked")
-    assert len(found) == 1, f"the kernel was launched {len(found)} times"
+    assert len(found) == launched, f"{len(found)} launches, expected {launched}"
 
 
 def _fused() -> Iterator[tuple[str, checks.Check]]:

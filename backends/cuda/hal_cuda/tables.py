@@ -38,6 +38,7 @@ _HOPPER: Final[Table] = {
         (UNBOUNDED, Config({"BV": 64}, warps=4, stages=2)),
     ),
     "delta_rule.prefill.hopper": (
+        (66, Config({"CONSUMERS": 1, "PREPARED": 1})),
         (99, Config({"CONSUMERS": 1})),
         (UNBOUNDED, Config({"CONSUMERS": 2})),
     ),

@@ -18,10 +18,17 @@ HALF: Final = 64
 ALIGNMENT: Final = 16
 """Bytes to which bulk copies and wide stores need addresses and strides aligned."""
 
+RECORD: Final = 17920
+"""Bytes that are kept of a prepared chunk and value head."""
+
+SQUARE: Final = 128 * 128
+"""Elements of a head's state."""
+
 _MAP: Final = 128
 _MAP_ALIGNMENT: Final = 64
 POINTERS: Final = (
     "a", "b", "A_log", "dt_bias", "query_start_loc", "src", "dst", "track", "state", "out",
+    "records", "sums",
 )  # fmt: skip
 """Tensors whose addresses the kernel is given as they are, in the order of the source."""
 
@@ -29,7 +36,7 @@ _PACK: Final = struct.Struct(f"={len(POINTERS)}Q").pack_into
 
 
 class Arguments(ctypes.Structure):
-    """`Args` of gdn_prefill.cu, which asserts the size: three tensor maps and what follows."""
+    """`Args` of chunk.cuh, which asserts the size: three tensor maps and what follows."""
 
     _fields_ = (
         ("q", ctypes.c_char * _MAP),
@@ -38,8 +45,9 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in POINTERS),
         *((name, ctypes.c_longlong) for name in ("out_t", "out_h", "s_slot", "s_h")),
         *((name, ctypes.c_int) for name in ("a_t", "b_t", "rows", "tokens", "HV", "R", "points")),
+        *((name, ctypes.c_int) for name in ("parts", "waves", "phase")),
         *((name, ctypes.c_float) for name in ("scale", "beta_scale")),
-        ("tail", ctypes.c_char * 44),
+        ("tail", ctypes.c_char * 16),
     )
 
 

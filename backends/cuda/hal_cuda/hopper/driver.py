@@ -9,6 +9,7 @@ import torch
 
 _SIGNATURES: Final = {
     "cuDeviceGet": "pi",
+    "cuDeviceGetAttribute": "pii",
     "cuDevicePrimaryCtxRetain": "pi",
     "cuCtxSetCurrent": "p",
     "cuModuleLoadData": "pp",
@@ -32,6 +33,7 @@ _TYPES: Final = {
 }
 _THREADS: Final = 0
 _DYNAMIC_SHARED: Final = 8
+_MULTIPROCESSORS: Final = 16
 _BFLOAT16: Final = 9
 _SWIZZLE_128: Final = 3
 _PROMOTE_128: Final = 2
@@ -88,6 +90,13 @@ class Driver:
             threads = ctypes.c_int()
             self._call("cuFuncGetAttribute", ctypes.byref(threads), _THREADS, function)
         return Kernel(function, threads.value, size)
+
+    def processors(self, index: int) -> int:
+        """The multiprocessors of a device."""
+        device, count = ctypes.c_int(), ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), index)
+        self._call("cuDeviceGetAttribute", ctypes.byref(count), _MULTIPROCESSORS, device)
+        return count.value
 
     def map(self, at: int, view: View) -> None:
         """Write a tensor map of bfloat16 with swizzled rows of 128 bytes to address `at`."""

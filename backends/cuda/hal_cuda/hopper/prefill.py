@@ -2,14 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from hal.model.spec import GateKind
-from hal_cuda.hopper.arguments import ALIGNMENT, Block, strides_fit, view_of
+from hal_cuda.hopper.arguments import (
+    ALIGNMENT,
+    CHUNK,
+    RECORD,
+    SQUARE,
+    Block,
+    strides_fit,
+    view_of,
+)
+from hal_cuda.hopper.cut import Cut, cut_of
 from hal_cuda.hopper.driver import Kernel, driver
 from hal_cuda.hopper.variant import KERNELS, Variant
 from hal_triton.delta_rule.call import DeltaCall, gate_numbers, gate_tensors, result_strides
@@ -19,7 +29,17 @@ DIM: Final = 128
 """K and V."""
 
 TABLE: Final = "delta_rule.prefill.hopper"
-"""Entry of the tuning table: consuming groups by rows times value heads."""
+"""Entry of the tuning table by rows times value heads: consuming groups, and whether a kernel of
+its own prepares the chunks."""
+
+_LEAST_CHUNKS: Final = 8
+"""Of a row, that a launch which prepares them is worth."""
+
+_RESIDENT: Final = 3
+"""Blocks of a multiprocessor that prepare chunks."""
+
+_SLICES: Final = 8
+"""Blocks of a head that make the states between parts."""
 
 _PAIR: Final = 8
 """Bytes of the pairs of float32 by which a state is read and written."""
@@ -43,7 +63,12 @@ def _state_fits(state: Tensor) -> bool:
     return state.dtype == torch.float32 and (row, column) == (DIM, 1) and not (slot | head) % 2
 
 
-def variant_of(call: DeltaCall, consumers: int) -> Variant:
+def chunks_of(call: DeltaCall) -> int:
+    """About how many chunks a row has: rows' lengths are on the device."""
+    return call.q.shape[0] // (CHUNK * max(call.src.shape[0], 1))
+
+
+def variant_of(call: DeltaCall, consumers: int, prepared: bool = False) -> Variant:
     """The form of the kernel for a call; gates in float16 are widened before."""
     return Variant(
         consumers,
@@ -52,6 +77,7 @@ def variant_of(call: DeltaCall, consumers: int) -> Variant:
         wide_a=call.a.dtype != torch.bfloat16,
         wide_b=call.b.dtype != torch.bfloat16,
         l2=call.qk_l2norm,
+        prepared=prepared,
     )
 
 
@@ -70,14 +96,16 @@ class HopperPrefill(PrefillRunner):
         tokens = (call.q, call.k, call.v, *([] if call.out is None else [call.out]))
         if not all(map(strides_fit, tokens)):
             return self._copied
-        rows, heads = call.src.shape[0], call.dims.HV
-        config = self._tuning.pick(TABLE, rows * heads)
-        variant = variant_of(call, config.blocks["CONSUMERS"])
-        index = call.v.get_device()
-        return _Launched(
-            KERNELS.get(variant, index), variant.programs(rows, heads), index,
-            block_of(call, variant), self._copied, super()._plan,
-        )  # fmt: skip
+        variant = self._variant(call)
+        runs = _Cut.of(call, variant) if variant.prepared else _Whole.of(call, variant)
+        return _Launched(block_of(call, variant), runs, self._copied, super()._plan)
+
+    def _variant(self, call: DeltaCall) -> Variant:
+        """The form by the tuning; few chunks are not worth a launch that prepares them."""
+        rows = call.src.shape[0]
+        blocks = self._tuning.pick(TABLE, rows * call.dims.HV).blocks
+        prepared = bool(blocks.get("PREPARED")) and chunks_of(call) >= _LEAST_CHUNKS
+        return variant_of(call, blocks["CONSUMERS"], prepared)
 
     def _widened(self, call: DeltaCall, out: Tensor) -> None:
         """The same call with gates in float32."""
@@ -94,14 +122,79 @@ class HopperPrefill(PrefillRunner):
             out.copy_(target)
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """The one launch of a signature; `copied` and `shared` serve addresses that do not fit."""
+class _Runs(Protocol):
+    """The launches of a signature, whose arguments but those of its own are in place."""
 
-    kernel: Kernel
+    @property
+    def index(self) -> int: ...
+
+    def __call__(self, block: Block, call: DeltaCall, stream: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """One launch: rows are walked whole, and blocks prepare chunks for themselves."""
+
+    walk: Kernel
     programs: int
     index: int
+
+    @classmethod
+    def of(cls, call: DeltaCall, variant: Variant) -> "_Whole":
+        index = call.v.get_device()
+        programs = variant.programs(call.src.shape[0], call.dims.HV)
+        return cls(KERNELS.get(variant.walk(), index), programs, index)
+
+    def __call__(self, block: Block, call: DeltaCall, stream: int) -> None:
+        driver().launch(self.walk, self.programs, block.launchable(), self.index, stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Chunks are prepared all at once, then the parts of rows are walked in two phases."""
+
+    prepare: Kernel
+    walk: Kernel
+    join: Kernel
+    cut: Cut
+    items: int
+    halves: int
+    processors: int
+    index: int
+
+    @classmethod
+    def of(cls, call: DeltaCall, variant: Variant) -> "_Cut":
+        index, rows, heads = call.v.get_device(), call.src.shape[0], call.dims.HV
+        processors = driver().processors(index)
+        walk, prepare, join = (KERNELS.get(form, index) for form in variant.forms())
+        cut = cut_of(chunks_of(call), 2 * rows * heads, processors)
+        items = (call.q.shape[0] // CHUNK + rows) * heads
+        return cls(prepare, walk, join, cut, items, 2 * heads, processors, index)
+
+    def __call__(self, block: Block, call: DeltaCall, stream: int) -> None:
+        rows, parts, like = call.src.shape[0], self.cut.parts, call.v
+        records = like.new_empty(self.items * RECORD, dtype=torch.uint8)
+        borders = rows * 2 * parts * call.dims.HV * SQUARE if parts > 1 else 0
+        sums = like.new_empty(borders, dtype=torch.float32)
+        block.number(
+            records=records.data_ptr(), sums=sums.data_ptr(), parts=parts, waves=self.cut.waves
+        )
+        launch = partial(driver().launch, arguments=block.launchable(), index=self.index)
+        launch(self.prepare, min(self.items, _RESIDENT * self.processors), stream=stream)
+        if parts > 1:
+            block.number(phase=0)
+            launch(self.walk, rows * (2 * parts - 3) * self.halves, stream=stream)
+            launch(self.join, rows * call.dims.HV * _SLICES, stream=stream)
+        block.number(phase=1)
+        launch(self.walk, (rows * max(parts - 1, 1) + 1) * self.halves, stream=stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """The plan of a signature; `copied` and `shared` serve addresses that do not fit."""
+
     block: Block
+    runs: _Runs
     copied: Run
     shared: Callable[[DeltaCall], Run]
     lock: Lock = field(default_factory=Lock)
@@ -114,10 +207,10 @@ class _Launched:
             self.copied(call, out)
         elif state % _PAIR:
             self.shared(call)(call, out)
-        elif torch.cuda.current_device() == self.index:
+        elif torch.cuda.current_device() == self.runs.index:
             self._launch(call, tokens, state, to)
         else:
-            with torch.cuda.device(self.index):
+            with torch.cuda.device(self.runs.index):
                 self._launch(call, tokens, state, to)
 
     def _launch(self, call: DeltaCall, tokens: tuple[int, int, int], state: int, out: int) -> None:
@@ -125,12 +218,12 @@ class _Launched:
         bounds, track = call.bounds()
         rate, bias = gate_tensors(call.gate, call.state)
         others = (call.a, call.b, rate, bias, bounds, call.src, call.dst, track)
-        stream = _raw_stream(self.index)
+        stream = _raw_stream(self.runs.index)
         with self.lock:
             for at, pointer in zip(self.block.maps(), tokens, strict=True):
                 driver().move(at, pointer)
-            self.block.point(*[x.data_ptr() for x in others], state, out)
-            driver().launch(self.kernel, self.programs, self.block.launchable(), self.index, stream)
+            self.block.point(*[x.data_ptr() for x in others], state, out, 0, 0)
+            self.runs(self.block, call, stream)
 
 
 def _raw_stream(index: int) -> int:

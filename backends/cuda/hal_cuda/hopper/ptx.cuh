@@ -68,6 +68,15 @@ __device__ __forceinline__ void tma4(u32 to, const Map& map, int token, int half
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
                ::"r"(to), "l"(&map), "r"(0), "r"(token), "r"(half), "r"(head), "r"(bar) : "memory");
 }
+__device__ __forceinline__ void bulk_in(u32 to, const void* from, int bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void bulk_out(void* to, u32 from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+// until what this thread sent out has been read, and until it is written
+__device__ __forceinline__ void bulk_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // 128-byte swizzle; K-major tiles repeat every 8 rows; MN-major ones hold 64 columns a block.
 __device__ __forceinline__ u64 desc_of(u32 at) { return (u64)((at & 0x3ffff) >> 4) | (u64(1) << 16) | (u64(1024 >> 4) << 32) | (u64(1) << 62); }
 __device__ __forceinline__ u64 desc_mn(u32 at) { return (u64)((at & 0x3ffff) >> 4) | (u64(TILE >> 4) << 16) | (u64(1024 >> 4) << 32) | (u64(1) << 62); }

@@ -14,7 +14,8 @@ from hal_triton.tuning import UNBOUNDED, Config
 
 OPERATION: Final = "delta_rule.prefill_fused"
 CLASSES: Final = (
-    Class(TABLE, 99, Shape(OPERATION, "2x2048", gdn(16), (2048,) * 2, CARD)),
+    Class(TABLE, 66, Shape(OPERATION, "1x8192", gdn(16), LONG["1x8192"], CARD)),
+    Class(TABLE, 99, Shape(OPERATION, "3x2048", gdn(16), (2048,) * 3, CARD)),
     Class(TABLE, UNBOUNDED, Shape(OPERATION, "16x2048", gdn(16), LONG["16x2048"], CARD)),
 )
 
@@ -26,5 +27,11 @@ TUNER: Final[Tuner] = TritonTuner(
     tuning,
     HopperProvider,
     CLASSES,
-    {TABLE: tuple(Config({"CONSUMERS": count}) for count in (1, 2))},
+    {
+        TABLE: (
+            Config({"CONSUMERS": 1}),
+            Config({"CONSUMERS": 2}),
+            Config({"CONSUMERS": 1, "PREPARED": 1}),
+        )
+    },
 )
