@@ -98,16 +98,18 @@ def same(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def test_a_captured_prefill_replays_what_eager_calls_give(ops: HopperProvider) -> None:
+@pytest.mark.parametrize("tokens", [300, 3000])
+def test_a_captured_prefill_replays_what_eager_calls_give(ops: HopperProvider, tokens: int) -> None:
     assert ops.delta_rule is not None
-    held = inputs(300)
-    out = torch.empty(300, HV, D, device=checks.DEVICE, dtype=torch.bfloat16)
+    held = inputs(tokens)
+    out = torch.empty(tokens, HV, D, device=checks.DEVICE, dtype=torch.bfloat16)
     eager(ops, {**held, "out": out})
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ops.delta_rule.prefill_fused(**held, out=out)
-    for seed, bounds in ((1, [0, 1, 1, 300]), (2, [0, 100, 164, 290])):
-        fresh = inputs(300, seed)
+    most = tokens - 10
+    for seed, bounds in ((1, [0, 1, 1, tokens]), (2, [0, tokens // 3, tokens // 3 + 64, most])):
+        fresh = inputs(tokens, seed)
         fresh["gate"] = held["gate"]
         fresh["query_start_loc"] = torch.tensor(bounds, device=checks.DEVICE, dtype=torch.int32)
         want = eager(ops, fresh)

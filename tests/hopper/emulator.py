@@ -63,6 +63,10 @@ class Emulator:
     def move(self, at: int, pointer: int) -> None:
         self.map(at, replace(self.maps[at], pointer=pointer))
 
+    def chain(self, kernel: Kernel, programs: int, arguments: int, stream: int) -> None:
+        assert self.launched, "nothing to be chained to"
+        self.launch(kernel, programs, arguments, 0, stream)
+
     def launch(
         self, kernel: Kernel, programs: int, arguments: int, index: int, stream: int
     ) -> None:

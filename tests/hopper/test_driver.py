@@ -1,6 +1,7 @@
 """The driver's calls carry their arguments, and every failure is told by name."""
 
 import ctypes
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,24 @@ def test_a_context_is_entered_before_a_module_is_loaded(library: Library) -> Non
 def test_a_launch_carries_grid_block_shared_memory_and_stream(library: Library) -> None:
     Driver(library).launch(KERNEL, 99, 4096, 0, 77)
     assert library.given("cuLaunchKernel") == (7, 99, 1, 1, 512, 1, 1, 1234, 77, 4096, None)
+
+
+def test_a_chained_launch_may_start_before_the_last_one_ends(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[tuple[Any, ...]]()
+
+    def launch(self: Function, config: int, function: int, arguments: int, extra: None) -> int:
+        assert (function, arguments, extra) == (7, 4096, None)
+        *sizes, stream, attributes, count = struct.unpack("7I4x2QI4x", ctypes.string_at(config, 56))
+        attribute = struct.unpack("i4xi60x", ctypes.string_at(attributes, 72))
+        told.append((sizes, stream, attribute, count))
+        return 0
+
+    driver = Driver(library)
+    monkeypatch.setattr(Function, "__call__", launch)
+    driver.chain(KERNEL, 99, 4096, 77)
+    assert told == [([99, 1, 1, 512, 1, 1, 1234], 77, (6, 1), 1)]
 
 
 def test_a_thread_without_a_context_gets_one_and_launches_again(library: Library) -> None:

@@ -194,7 +194,7 @@ def test_a_cut_call_is_planned_once_and_follows_its_tensors(device: Emulator) ->
     assert len(device.forms) == 3
 
 
-@pytest.mark.parametrize(("rows", "consumers"), [(1, 1), (3, 1), (4, 2), (9, 2)])
+@pytest.mark.parametrize(("rows", "consumers"), [(1, 1), (3, 2), (4, 2), (9, 2)])
 def test_few_programs_split_their_heads(device: Emulator, rows: int, consumers: int) -> None:
     dims = replace(HEAD, HV=32)
     case(make_rows([(1, "continue")] * rows), dims).check(rule().prefill)

@@ -71,13 +71,18 @@ def cut_rule(cut: Cut) -> Call:
 def launches() -> Iterator[list[int]]:
     """The programs of every launch of the kernel within the block."""
     found: list[int] = []
-    launch = Driver.launch
 
-    def noted(self: Driver, kernel: Any, programs: int, *rest: Any) -> None:
-        found.append(programs)
-        launch(self, kernel, programs, *rest)
+    def noting(launch: Any) -> Any:
+        def noted(self: Driver, kernel: Any, programs: int, *rest: Any) -> None:
+            found.append(programs)
+            launch(self, kernel, programs, *rest)
 
-    with patch.object(Driver, "launch", noted):
+        return noted
+
+    with (
+        patch.object(Driver, "launch", noting(Driver.launch)),
+        patch.object(Driver, "chain", noting(Driver.chain)),
+    ):
         yield found
 
 

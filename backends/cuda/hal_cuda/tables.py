@@ -39,7 +39,6 @@ _HOPPER: Final[Table] = {
     ),
     "delta_rule.prefill.hopper": (
         (66, Config({"CONSUMERS": 1, "PREPARED": 1})),
-        (99, Config({"CONSUMERS": 1})),
         (UNBOUNDED, Config({"CONSUMERS": 2})),
     ),
     "delta_rule.channel_chunks": ((UNBOUNDED, Config({"BT": 32}, warps=2)),),

@@ -21,6 +21,7 @@ _SIGNATURES: Final = {
     "cuTensorMapEncodeTiled": "piIpppppiiii",
     "cuTensorMapReplaceAddress": "pp",
     "cuLaunchKernel": "pIIIIIIIppp",
+    "cuLaunchKernelEx": "pppp",
     "cuGetErrorString": "ip",
 }  # fmt: skip
 """Arguments by function: p pointer, i int, I unsigned, z size."""
@@ -38,6 +39,7 @@ _BFLOAT16: Final = 9
 _SWIZZLE_128: Final = 3
 _PROMOTE_128: Final = 2
 _INVALID_CONTEXT: Final = 201
+_OVERLAPPED: Final = 6
 
 
 class DriverError(RuntimeError):
@@ -64,6 +66,28 @@ class View:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+
+
+_SIZES: Final = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")
+
+
+class _Attribute(ctypes.Structure):
+    """A launch attribute: here, that a kernel's blocks may come before the last kernel's end."""
+
+    _fields_ = (("id", ctypes.c_int), ("value", ctypes.c_int * 17))
+
+
+class _Config(ctypes.Structure):
+    """What cuLaunchKernelEx is told of a launch."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in _SIZES),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)),
+    )
+
+
+_CHAINED: Final = _Attribute(_OVERLAPPED, (ctypes.c_int * 17)(0, 1))
+"""The id is padded to 8 bytes, so that the flag is the second int behind it."""
 
 
 class Driver:
@@ -127,6 +151,17 @@ class Driver:
             code = self._launch(*given)
         if code:
             raise self._error("cuLaunchKernel", code)
+
+    def chain(self, kernel: Kernel, programs: int, arguments: int, stream: int) -> None:
+        """Launch behind the stream's last launch, with blocks that start where its blocks leave room.
+
+        The kernel waits for that one's end itself, before it reads or writes anything.
+        """
+        config = _Config(
+            programs, 1, 1, kernel.threads, 1, 1, kernel.shared, stream,
+            ctypes.addressof(_CHAINED), 1,
+        )  # fmt: skip
+        self._call("cuLaunchKernelEx", ctypes.addressof(config), kernel.function, arguments, None)
 
     def _enter(self, index: int) -> None:
         """Make the context that torch uses on a device the thread's own."""

@@ -15,6 +15,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_join(const __grid_cons
   float4* held = (float4*)(raw_smem + 2 * BYTES);
   const u32 smem = smem_of(raw_smem), full = smem + 2 * BYTES + ROWS * 128 * 4;
   const int slice = blockIdx.x % (128 / ROWS), head = blockIdx.x / (128 / ROWS) % p.HV, row = blockIdx.x / (128 / ROWS) / p.HV;
+  chain();
   const Parts parts(p, row);
   const i64 step = (i64)p.HV * SQUARE;
   float* state = p.sums + ((i64)row * 2 * p.parts * p.HV + head) * SQUARE;  // of border 0, which is a slot's

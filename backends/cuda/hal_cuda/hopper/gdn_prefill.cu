@@ -67,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
   const int head = pid % p.HV;
   int row = pid / p.HV;
 #if PREPARED
+  chain();
   const Part part(p, row);
   row = part.row;
 #endif

@@ -35,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) gdn_prepare(const __grid_co
   const int tid = threadIdx.x & 127, items = (p.tokens / BT + p.rows) * p.HV;
   const bool solves = threadIdx.x < 128;
   const u32 loaded = smem + OFF_BAR, known = loaded + 8;
+  chain();
   if (threadIdx.x == 0) {
     mbar_init(loaded, 1);
     mbar_init(known, 1);

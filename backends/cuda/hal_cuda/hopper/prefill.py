@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from threading import Lock
 from typing import Final, Protocol
 
@@ -179,14 +178,15 @@ class _Cut:
         block.number(
             records=records.data_ptr(), sums=sums.data_ptr(), parts=parts, waves=self.cut.waves
         )
-        launch = partial(driver().launch, arguments=block.launchable(), index=self.index)
-        launch(self.prepare, min(self.items, _RESIDENT * self.processors), stream=stream)
+        given = block.launchable()
+        first = min(self.items, _RESIDENT * self.processors)
+        driver().launch(self.prepare, first, given, self.index, stream)
         if parts > 1:
             block.number(phase=0)
-            launch(self.walk, rows * (2 * parts - 3) * self.halves, stream=stream)
-            launch(self.join, rows * call.dims.HV * _SLICES, stream=stream)
+            driver().chain(self.walk, rows * (2 * parts - 3) * self.halves, given, stream)
+            driver().chain(self.join, rows * call.dims.HV * _SLICES, given, stream)
         block.number(phase=1)
-        launch(self.walk, (rows * max(parts - 1, 1) + 1) * self.halves, stream=stream)
+        driver().chain(self.walk, (rows * max(parts - 1, 1) + 1) * self.halves, given, stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,8 @@ __device__ __forceinline__ void bulk_out(void* to, u32 from, int bytes) {
 // until what this thread sent out has been read, and until it is written
 __device__ __forceinline__ void bulk_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// a kernel of a chain: the next one's blocks may come where these leave room, and wait for all that is behind them
+__device__ __forceinline__ void chain() { asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory"); }
 // 128-byte swizzle; K-major tiles repeat every 8 rows; MN-major ones hold 64 columns a block.
 __device__ __forceinline__ u64 desc_of(u32 at) { return (u64)((at & 0x3ffff) >> 4) | (u64(1) << 16) | (u64(1024 >> 4) << 32) | (u64(1) << 62); }
 __device__ __forceinline__ u64 desc_mn(u32 at) { return (u64)((at & 0x3ffff) >> 4) | (u64(TILE >> 4) << 16) | (u64(1024 >> 4) << 32) | (u64(1) << 62); }

@@ -15,7 +15,6 @@ from hal_triton.tuning import UNBOUNDED, Config
 OPERATION: Final = "delta_rule.prefill_fused"
 CLASSES: Final = (
     Class(TABLE, 66, Shape(OPERATION, "1x8192", gdn(16), LONG["1x8192"], CARD)),
-    Class(TABLE, 99, Shape(OPERATION, "3x2048", gdn(16), (2048,) * 3, CARD)),
     Class(TABLE, UNBOUNDED, Shape(OPERATION, "16x2048", gdn(16), LONG["16x2048"], CARD)),
 )
 
