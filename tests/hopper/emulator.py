@@ -15,9 +15,9 @@ from hal import reference
 from hal.interfaces import Gate
 from hal.model.spec import GateKind
 from hal_cuda.hopper import prefill
-from hal_cuda.hopper.arguments import RECORD, SQUARE, Arguments
+from hal_cuda.hopper.arguments import CHANNEL_RECORD, RECORD, SQUARE, Arguments
 from hal_cuda.hopper.driver import Kernel, View
-from hal_cuda.hopper.variant import JOIN, PREFILL, PREPARE, Form, Variant
+from hal_cuda.hopper.variant import JOIN, PREFILL, SAFE, Form, Variant
 
 DIM = 128
 PROCESSORS = 132
@@ -86,19 +86,27 @@ class Emulator:
 def variant_of(form: Form) -> Variant:
     """What a form that holds states serves."""
     names = ("NCONS", "TRACK", "GATE_READY", "A_F32", "B_F32", "USE_L2", "PREPARED")
-    count, *flags = (dict(form.defines)[name] for name in names)
-    return Variant(count, *map(bool, flags))
+    given = dict(form.defines)
+    count, *flags = (given[name] for name in names)
+    return Variant(count, *map(bool, flags), channel=given["GATE"])
 
 
 def _check_cut(form: Form, given: Arguments, programs: int) -> None:
     """What the kernels of a cut rely on: the blocks of each, and room for what passes between."""
     rows, heads, parts = given.rows, given.HV, given.parts
     items = (given.tokens // 64 + rows) * heads
+    channel = dict(form.defines)["CHANNEL"]
     walks = {0: rows * (2 * parts - 3), 1: rows * max(parts - 1, 1) + 1}[given.phase]
-    assert programs == {
-        PREPARE: min(items, 3 * PROCESSORS), JOIN: rows * heads * 8, PREFILL: walks * heads * 2,
-    }[form.name]  # fmt: skip
-    fill(given.records, items * RECORD)
+    assert (
+        programs
+        == {
+            "gdn_prepare": min(items, 3 * PROCESSORS),
+            "kda_prepare": items,
+            JOIN: rows * heads * 8,
+            PREFILL: walks * heads * 2 // dict(form.defines).get("NCONS", 1),
+        }[form.name]
+    )
+    fill(given.records, items * (CHANNEL_RECORD if channel else RECORD))
     assert given.records % 16 == 0
     if parts > 1:
         assert given.waves > 0 and given.sums % 16 == 0
@@ -133,10 +141,10 @@ def _run(device: Emulator, address: int, variant: Variant) -> None:
     assert (given.points > 0) == variant.track
     track = at(given.track, i32, [given.points, 3], [3, 1]).clone() if variant.track else None
     wide = [torch.float32 if w else torch.bfloat16 for w in (variant.wide_a, variant.wide_b)]
-    a = at(given.a, wide[0], [tokens, heads], [given.a_t, 1])
+    wide_a = [given.a_h, 1] if variant.channel else [1]
+    a = at(given.a, wide[0], [tokens, heads, DIM][: 1 + len(wide_a)], [given.a_t, *wide_a])
     b = at(given.b, wide[1], [tokens, heads], [given.b_t, 1])
-    law = [at(p, torch.float32, [heads], [1]) for p in (given.A_log, given.dt_bias)]
-    gate = None if variant.ready else Gate(GateKind.SCALAR, *law, beta_scale=given.beta_scale)
+    gate = None if variant.ready else _gate(given, variant)
     ids = [*src.tolist(), *dst.tolist(), *([] if track is None else track[:, 2].tolist())]
     shape, strides = [max([0, *ids]) + 1, heads, DIM, DIM], [given.s_slot, given.s_h, DIM, 1]
     assert given.state % 8 == given.s_slot % 2 == given.s_h % 2 == 0
@@ -152,6 +160,19 @@ def _run(device: Emulator, address: int, variant: Variant) -> None:
     written |= set() if track is None else set(track[:, 2].tolist())
     for slot in (each for each in written if each >= 0):
         state[slot] = after[slot].float()
+
+
+def _gate(given: Arguments, variant: Variant) -> Gate:
+    """The gate whose numbers the kernels read."""
+    heads = given.HV
+    wide = [heads, DIM] if variant.channel else [heads]
+    strides = [DIM, 1] if variant.channel else [1]
+    A_log = at(given.A_log, torch.float32, [heads], [1])
+    dt_bias = at(given.dt_bias, torch.float32, wide, strides)
+    kind = [GateKind.SCALAR, None, GateKind.CHANNEL, GateKind.SAFE][variant.channel]
+    assert kind is not None
+    bound = given.lower_bound if variant.channel == SAFE else None
+    return Gate(kind, A_log, dt_bias, bound, given.beta_scale)
 
 
 @contextmanager

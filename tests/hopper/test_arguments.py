@@ -14,8 +14,8 @@ from hal_cuda.hopper.arguments import POINTERS, Arguments, Block, strides_fit, v
 TAIL = (
     *(("q", "q"), ("out_t", "q"), ("out_h", "q"), ("s_slot", "q"), ("s_h", "q")),
     *((name, "i") for name in ("a_t", "b_t", "rows", "tokens", "HV", "R", "points")),
-    *((name, "i") for name in ("parts", "waves", "phase")),
-    *(("scale", "f"), ("beta_scale", "f")),
+    *((name, "i") for name in ("parts", "waves", "phase", "a_h")),
+    *(("scale", "f"), ("beta_scale", "f"), ("lower_bound", "f")),
 )
 
 
@@ -60,13 +60,13 @@ def test_addresses_stand_behind_the_maps_in_order(addresses: list[int]) -> None:
 
 
 @given(st.lists(st.integers(1, 2**40), min_size=4, max_size=4),
-       st.lists(st.integers(-(2**31), 2**31 - 1), min_size=10, max_size=10))  # fmt: skip
+       st.lists(st.integers(-(2**31), 2**31 - 1), min_size=11, max_size=11))  # fmt: skip
 def test_numbers_stand_behind_the_addresses_in_order(wide: list[int], narrow: list[int]) -> None:
     block = Block.empty()
     names = [name for name, _ in TAIL[1:]]
-    values = dict(zip(names, [*wide, *narrow, 0.5, 2.0], strict=True))
+    values = dict(zip(names, [*wide, *narrow, 0.5, 2.0, -5.0], strict=True))
     block.number(**values)
-    assert struct.unpack_from("=4q10i2f", raw(block), 480) == (*wide, *narrow, 0.5, 2.0)
+    assert struct.unpack_from("=4q11i3f", raw(block), 480) == (*wide, *narrow, 0.5, 2.0, -5.0)
     assert raw(block)[:480] == bytes(480)
 
 

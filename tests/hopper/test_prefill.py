@@ -13,7 +13,7 @@ from torch import Tensor
 from hal.model.spec import GateKind
 from hal_cuda.hopper import prefill
 from hal_cuda.hopper.provider import HopperDeltaRule
-from hal_cuda.hopper.variant import Variant
+from hal_cuda.hopper.variant import CHANNEL, READY, SAFE, Variant
 from hal_cuda.provider import tuning
 from hal_triton.delta_rule.call import DeltaCall
 from hal_triton.delta_rule.prefill import PrefillRunner
@@ -59,6 +59,29 @@ def test_a_call_reaches_the_kernel_as_it_is(
     case(dims=replace(HEAD, gate=gate, qk_l2norm=norm, scale=scale)).check(rule().prefill)
     wide = gate is None
     assert device.variants == [Variant(1, ready=wide, wide_a=wide, wide_b=wide, l2=norm)]
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("gap", [0, 8])
+@pytest.mark.parametrize(
+    ("gate", "kind"), [(GateKind.CHANNEL, CHANNEL), (GateKind.SAFE, SAFE), (None, READY)]
+)
+def test_decays_by_channel_are_prepared_by_a_kernel_of_their_own(
+    device: Emulator, gate: GateKind | None, kind: int, gap: int, norm: bool
+) -> None:
+    dims = replace(HEAD, gate=gate, per_channel=gate is None, qk_l2norm=norm, scale=0.5)
+    subject, wide = case(dims=dims), case(dims=dims, gap=gap)
+    subject = subject.replace(**{n: wide.args[n] for n in ("q", "k", "v", "a", "b")})
+    subject.check(rule().prefill)
+    (variant,) = device.variants
+    assert (variant.channel, variant.prepared, variant.consumers) == (kind, True, 1)
+    assert device.launched == [("kda_prepare", 0), ("gdn_prefill", 1)]
+
+
+def test_many_rows_of_channels_hold_whole_heads(device: Emulator) -> None:
+    dims = replace(HEAD, HV=32, gate=GateKind.CHANNEL)
+    case(make_rows([(1, "continue")] * 3), dims).check(rule().prefill)
+    assert [v.consumers for v in device.variants] == [2]
 
 
 @settings(max_examples=12, deadline=None)
@@ -224,8 +247,6 @@ REFUSED = {
     "float32": lambda: call_of(delta_case(ROWS, HEAD)),
     "K 64": lambda: call_of(case(dims=replace(HEAD, K=64))),
     "V 96": lambda: call_of(case(dims=replace(HEAD, V=96))),
-    "channel": lambda: call_of(case(dims=replace(HEAD, gate=GateKind.CHANNEL))),
-    "ready by channel": lambda: call_of(case(dims=replace(HEAD, gate=None, per_channel=True))),
     "bfloat16 state": lambda: call_of(case(state_dtype=BF16)),
     "gaps in the state": lambda: call_of(case(gap=8)),
     "odd slots": lambda: call_of(case(), state=odd_state(case().args["state"])),

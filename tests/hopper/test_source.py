@@ -8,9 +8,20 @@ from itertools import product
 import pytest
 
 from hal_cuda.hopper import nvrtc, prefill
-from hal_cuda.hopper.arguments import CHUNK, HALF, RECORD, Arguments
+from hal_cuda.hopper.arguments import CHANNEL_RECORD, CHUNK, HALF, RECORD, Arguments
 from hal_cuda.hopper.nvrtc import CompileError, Compiler, Program
-from hal_cuda.hopper.variant import COMMON, JOIN, PREFILL, PREPARE, Form, Variant
+from hal_cuda.hopper.variant import (
+    CHANNEL,
+    COMMON,
+    JOIN,
+    PREFILL,
+    PREPARE,
+    PREPARE_CHANNELS,
+    READY,
+    SAFE,
+    Form,
+    Variant,
+)
 
 RESIDENT = prefill._RESIDENT
 VERBOSE = "--ptxas-options=--verbose"
@@ -20,7 +31,12 @@ OTHER = [
     for flags in product((0, 1), (0, 1), (0, 1), (0, 1), (1, 0))
     if flags[1] or not any(flags[2:4])  # raw gates are wide where the model's are, seldom
 ]
-FORMS = tuple(dict.fromkeys(f for variant in (*COMMON, *OTHER[::3]) for f in variant.forms()))
+CHANNELS = [
+    Variant(1, ready=kind == READY, wide_a=wide, wide_b=wide, l2=l2, prepared=True, channel=kind)
+    for kind in (READY, CHANNEL, SAFE)
+    for wide, l2 in product((False, True), (True, False))
+]
+FORMS = tuple(dict.fromkeys(f for v in (*COMMON, *OTHER[::3], *CHANNELS) for f in v.forms()))
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +87,18 @@ def layout() -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize("form", COMMON[-1].forms(), ids=lambda form: form.name)
+CUT = [*Variant(1, prepared=True).forms(), Variant(1, prepared=True, channel=SAFE).prepare()]
+
+
+@pytest.mark.parametrize("form", CUT, ids=lambda form: form.name)
 def test_a_kernel_reads_its_arguments_where_the_host_puts_them(
     compiler: Compiler, form: Form
 ) -> None:
     size = f"sizeof(Args) == {sizeof(Arguments)}"
     tiles = f"BT == {CHUNK} && TILE == {CHUNK * HALF * 2} && alignof(Map) == 64"
-    compiled(compiler, form, size, tiles, f"RECORD == {RECORD}", *layout())
+    kept = f"RECORD == {RECORD} && CHANNEL_RECORD == {CHANNEL_RECORD}"
+    kinds = f"READY_GATE == {READY} && CHANNEL_GATE == {CHANNEL} && SAFE_GATE == {SAFE}"
+    compiled(compiler, form, size, tiles, kept, kinds, *layout())
 
 
 def test_a_field_that_moved_would_be_seen(compiler: Compiler) -> None:
@@ -114,7 +135,7 @@ def test_a_block_has_the_threads_of_its_roles(compiler: Compiler) -> None:
         assert taken <= used * groups
 
 
-@pytest.mark.parametrize("name", [PREFILL, PREPARE, JOIN])
+@pytest.mark.parametrize("name", [PREFILL, PREPARE, PREPARE_CHANNELS, JOIN])
 def test_the_sources_include_nothing_of_the_host(name: str) -> None:
     program = Form(name).source()
     assert set(program.headers) == {"chunk.cuh", "ptx.cuh"}

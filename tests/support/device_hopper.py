@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -97,6 +98,7 @@ def hopper_checks(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
         launched = 2 if cut.parts == 1 else 4
         for name, check in _kernel(cut_rule(cut), launched):
             yield f"hopper.prefill {name} parts={cut.parts} waves={cut.waves}", check
+    yield from _channels()
     yield from _fused()
     yield from _shared()
     yield "hopper.prefill far slots", far_slots
@@ -132,6 +134,64 @@ def _variations() -> Iterator[tuple[str, Case]]:
     yield "no values", _no_values()
     hard = replace(HEAD, hard=True, beta_scale=2)
     yield "hard, beta to 2", delta_case(checks.PACKED, hard, dtype=BF16)
+
+
+def channel_rule(consumers: int, cut: Cut) -> Call:
+    """Prefill where every channel decays, with rows cut as told whatever their lengths."""
+    forced = {prefill.CHANNEL_TABLE: Config({"CONSUMERS": consumers})}
+    made = HopperDeltaRule(replace(tuning("sm_90"), overrides=forced))
+
+    def call(**args: Any) -> Tensor:
+        with patch.object(prefill, "cut_of", lambda *sizes: cut):
+            return made.prefill(**args)
+
+    return call
+
+
+def _channels() -> Iterator[tuple[str, checks.Check]]:
+    for consumers, cut in ((2, Cut()), (1, Cut()), (1, Cut(3, 2)), (1, Cut(5, 1))):
+        call, launched = channel_rule(consumers, cut), 2 if cut.parts == 1 else 4
+        label = f"NCONS={consumers} parts={cut.parts}"
+        for name, case in _channel_cases():
+            yield f"hopper.prefill channel {name} {label}", partial(_held, case, call, launched)
+    for gate in (GateKind.CHANNEL, GateKind.SAFE):
+        case = delta_case(checks.PACKED, replace(HEAD, gate=gate), dtype=BF16)
+        name = f"hopper.prefill_fused {gate.value}"
+        yield name, _fused_check(case, 8, norm=False)
+
+
+def _channel_cases() -> Iterator[tuple[str, Case]]:
+    channel = replace(HEAD, gate=GateKind.CHANNEL)
+    ready = replace(HEAD, gate=None, per_channel=True)
+    for H, HV in HEADS:
+        yield f"H{H} HV{HV}", delta_case(checks.PACKED, replace(channel, H=H, HV=HV), dtype=BF16)
+    for name, dims in (("safe", replace(HEAD, gate=GateKind.SAFE)), ("ready", ready)):
+        yield name, delta_case(checks.PACKED, dims, dtype=BF16)
+    for name, rows in (("edges", EDGES), ("many rows", MANY), ("one long row", LONG)):
+        yield name, delta_case(rows, channel, dtype=BF16)
+    for scale, norm in ((1e-4, True), (0.2, False), (1e-3, False), (30.0, True)):
+        dims = replace(channel, scale=scale, qk_l2norm=norm)
+        yield f"scale={scale} norm={norm}", delta_case(checks.PACKED, dims, dtype=BF16)
+    for log_g in (-1e-3, -1e-4):
+        hard = replace(ready, hard=True, beta_scale=2, log_g=log_g)
+        rows = make_rows([(513, "fork"), (64, "fresh")])
+        yield f"hard g={log_g}", delta_case(rows, hard, dtype=BF16)
+    gen = torch.Generator().manual_seed(7)
+    for least in (-0.3, -5.0, -20.0, -200.0):
+        case = delta_case(checks.PACKED, ready, dtype=BF16)
+        g = torch.rand(case.args["a"].shape, generator=gen) * least
+        g[::5], g[1::7] = least, 0.0
+        g[case.rows.bounds[-1] :] = float("nan")
+        yield f"decay down to {least}", case.replace(a=g)
+    case = delta_case(checks.PACKED, channel, dtype=BF16)
+    for dtype in (torch.float32, torch.float16):
+        wide = {name: case.args[name].to(dtype) for name in ("a", "b")}
+        yield f"raw gates in {dtype}", case.replace(**wide)
+    for gap in (8, 3):
+        wide_case = delta_case(checks.PACKED, channel, dtype=BF16, gap=gap)
+        names = ("q", "k", "v", "a", "b")
+        yield f"slices of {gap}", case.replace(**{n: wide_case.args[n] for n in names})
+    yield "tracked", _tracked(channel)
 
 
 def _no_values() -> Case:
@@ -176,12 +236,12 @@ def _views() -> Iterator[tuple[str, Case]]:
     yield "slots with gaps", case.replace(state=spread[:, 1:5])
 
 
-def _tracked() -> Case:
+def _tracked(dims: Delta = HEAD) -> Case:
     rows = make_rows([(200, "fork"), (64, "fresh"), (130, "continue")], spare=9)
     unused = [s for s in range(1, rows.slots) if s not in {*rows.src, *rows.dst}]
     points = [(0, 64), (0, 192), (0, 200), (1, 64), (2, 128)]
     flat = [n for i, (row, count) in enumerate(points) for n in (row, count, unused[i])]
-    return delta_case(rows, HEAD, dtype=BF16, track=i32(*flat, 0, 5, -1).view(-1, 3))
+    return delta_case(rows, dims, dtype=BF16, track=i32(*flat, 0, 5, -1).view(-1, 3))
 
 
 def _held(case: Case, call: Call, launched: int) -> None:

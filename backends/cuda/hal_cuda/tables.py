@@ -41,6 +41,10 @@ _HOPPER: Final[Table] = {
         (66, Config({"CONSUMERS": 1, "PREPARED": 1})),
         (UNBOUNDED, Config({"CONSUMERS": 2})),
     ),
+    "delta_rule.channel_prefill.hopper": (
+        (66, Config({"CONSUMERS": 1})),
+        (UNBOUNDED, Config({"CONSUMERS": 2})),
+    ),
     "delta_rule.channel_chunks": ((UNBOUNDED, Config({"BT": 32}, warps=2)),),
     "delta_rule.channel_walk": (
         (64, Config({"BV": 16}, warps=4, stages=2)),

@@ -19,7 +19,8 @@ ALIGNMENT: Final = 16
 """Bytes to which bulk copies and wide stores need addresses and strides aligned."""
 
 RECORD: Final = 17920
-"""Bytes that are kept of a prepared chunk and value head."""
+CHANNEL_RECORD: Final = 66048
+"""Bytes kept of a prepared chunk and value head, by whether its decay is one number or K."""
 
 SQUARE: Final = 128 * 128
 """Elements of a head's state."""
@@ -45,9 +46,9 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in POINTERS),
         *((name, ctypes.c_longlong) for name in ("out_t", "out_h", "s_slot", "s_h")),
         *((name, ctypes.c_int) for name in ("a_t", "b_t", "rows", "tokens", "HV", "R", "points")),
-        *((name, ctypes.c_int) for name in ("parts", "waves", "phase")),
-        *((name, ctypes.c_float) for name in ("scale", "beta_scale")),
-        ("tail", ctypes.c_char * 16),
+        *((name, ctypes.c_int) for name in ("parts", "waves", "phase", "a_h")),
+        *((name, ctypes.c_float) for name in ("scale", "beta_scale", "lower_bound")),
+        ("tail", ctypes.c_char * 8),
     )
 
 

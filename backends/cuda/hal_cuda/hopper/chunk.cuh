@@ -11,6 +11,10 @@ constexpr int TILE = 8192;  // 64 rows of 128 bytes
 constexpr int OFF_K = 0, OFF_Q = 2 * TILE, OFF_V = 4 * TILE;  // of a chunk's inputs
 constexpr int OFF_SOLVE = 0, OFF_SCORE = TILE, PREP = 2 * TILE;  // of what is prepared of a chunk
 constexpr int FAC = 1536, SOLVER = 4096 + 2304, RECORD = PREP + FAC;
+// where every channel decays by itself: squares, keys decayed until the chunk's end, keys and queries since its start, and
+// what the chunk does to each channel
+constexpr int OFF_ENDS = 2 * TILE, OFF_KEYS = 4 * TILE, OFF_TOTALS = 8 * TILE, CHANNEL_RECORD = OFF_TOTALS + 512;
+constexpr int KEPT = CHANNEL ? CHANNEL_RECORD : RECORD, KEPT_TILES = CHANNEL ? OFF_TOTALS : 0, KEPT_SQUARES = CHANNEL ? OFF_TOTALS : PREP;
 // floats of a chunk's factors; of the preparing groups' own: sum of log decays and log norm of each key, and more
 constexpr int BY_KEY = 0, BY_QUERY = 64, TO_END = 128, TOTAL = 192, KEYS = 256, SUMS = 320;
 constexpr int LOGQ = 0, GSUM = 0, BETAS = 64;
@@ -28,8 +32,8 @@ struct Args {
   char *records;  // of prepared chunks
   float *sums;    // states at the borders of parts, and what parts do to a state
   i64 out_t, out_h, s_slot, s_h;
-  int a_t, b_t, rows, tokens, HV, R, points, parts, waves, phase;
-  float scale, beta_scale;
+  int a_t, b_t, rows, tokens, HV, R, points, parts, waves, phase, a_h;
+  float scale, beta_scale, lower_bound;
 };
 
 static_assert(sizeof(Args) == 576, "arguments.py lays it out");
@@ -97,6 +101,9 @@ __device__ __forceinline__ void store_block(u32 base, const float (&d)[2][4], in
     sts_u(base + (g + 8) * 48 + n * 16 + t * 4, pack_f16(d[n][2], d[n][3]));
   }
 }
+
+// kinds of gate where every channel decays by itself
+constexpr int READY_GATE = 1, CHANNEL_GATE = 2, SAFE_GATE = 3;
 
 struct Gates {
   float rate, bias;
@@ -194,51 +201,15 @@ __device__ __forceinline__ void zero(float (&d)[2][4]) {
 #pragma unroll
   for (int i = 0; i < 8; i++) d[i >> 2][i & 3] = 0.f;
 }
-// (I + L)^-1 * beta of a chunk, f16, for products with it on the right
-__device__ __forceinline__ void invert(u32 load, u32 own, u32 scratch, u32 tile, u32 fac, u32 known, int bar, int tid, float g_in, float beta_in) {
+// (I + L)^-1 * beta, f16, for products with it on the right; a warp has 16 rows of L as products leave them
+__device__ __forceinline__ void solve(float (&kk)[32], u32 own, u32 scratch, u32 tile, int bar, int tid) {
   const int w = tid >> 5, lane = tid & 31, g = lane >> 2, t = lane & 3;
   const u32 mine = scratch + w * 1024, at = tile + strip(w, lane);
-  float kk[32];
-  products(kk, load + OFF_K, load + OFF_K);
-  if (tid < 64) {
-    sts1(own + (GSUM + tid) * 4, scan32(g_in, lane));
-    sts1(own + (BETAS + tid) * 4, beta_in);
-  }
-  bar_sync(bar, 128);
-  const int i0 = w * 16 + g, i1 = i0 + 8;
-  const float shift = w >= 2 ? lds1(own + (GSUM + 31) * 4) : 0.f;
-  float G0 = lds1(own + (GSUM + i0) * 4) + shift, G1 = lds1(own + (GSUM + i1) * 4) + shift;
-  const float lb0 = lg2(lds1(own + (BETAS + i0) * 4)), lb1 = lg2(lds1(own + (BETAS + i1) * 4));
-  wg_wait<0>();
-  hold(kk);
-  float n0 = 0.f, n1 = 0.f;
-  if (USE_L2) {  // the diagonal holds the squared norms, in the lane with t == g / 2
-#pragma unroll
-    for (int m = 0; m < 4; m++)
-      if (m == w) {
-        n0 = (g & 1) ? kk[8 * m + 1] : kk[8 * m];
-        n1 = (g & 1) ? kk[8 * m + 7] : kk[8 * m + 6];
-      }
-    n0 = 0.5f * lg2(__shfl_sync(~0u, n0, g * 4 + (g >> 1)) + 1e-6f);
-    n1 = 0.5f * lg2(__shfl_sync(~0u, n1, g * 4 + (g >> 1)) + 1e-6f);
-  }
-  if (t == 0) {
-    sts1(fac + (KEYS + i0) * 4, G0 + n0);
-    sts1(fac + (KEYS + i1) * 4, G1 + n1);
-    sts1(fac + (SUMS + i0) * 4, G0);
-    sts1(fac + (SUMS + i1) * 4, G1);
-  }
-  const float B0 = G0 - n0 + lb0, B1 = G1 - n1 + lb1;
-  bar_sync(bar, 128);
-  if (tid == 0) mbar_arrive(known);
   u32 L[3][4], low = 0;
 #pragma unroll
   for (int m = 0; m < 4; m++) {
     float* l = kk + 8 * m;
     if (m <= w) {
-      const float2 x = lds2(fac + (KEYS + m * 16 + t * 2) * 4), y = lds2(fac + (KEYS + m * 16 + 8 + t * 2) * 4);
-      l[0] *= ex2(B0 - x.x); l[1] *= ex2(B0 - x.y); l[2] *= ex2(B1 - x.x); l[3] *= ex2(B1 - x.y);
-      l[4] *= ex2(B0 - y.x); l[5] *= ex2(B0 - y.y); l[6] *= ex2(B1 - y.x); l[7] *= ex2(B1 - y.y);
       if (m == w) {  // two triangles of 8 on the diagonal, a block between them
         sts2(mine + g * 32 + t * 8, 2 * t < g ? l[0] : 0.f, 2 * t + 1 < g ? l[1] : 0.f);
         sts2(mine + 256 + g * 32 + t * 8, 2 * t < g ? l[6] : 0.f, 2 * t + 1 < g ? l[7] : 0.f);
@@ -353,4 +324,72 @@ __device__ __forceinline__ void invert(u32 load, u32 own, u32 scratch, u32 tile,
       stsm4(at ^ (32 * m), r[0], r[1], r[2], r[3]);
     }
   }
+}
+// `solve` of a chunk whose decays are one number a token
+__device__ __forceinline__ void invert(u32 load, u32 own, u32 scratch, u32 tile, u32 fac, u32 known, int bar, int tid, float g_in, float beta_in) {
+  const int w = tid >> 5, lane = tid & 31, g = lane >> 2, t = lane & 3;
+  float kk[32];
+  products(kk, load + OFF_K, load + OFF_K);
+  if (tid < 64) {
+    sts1(own + (GSUM + tid) * 4, scan32(g_in, lane));
+    sts1(own + (BETAS + tid) * 4, beta_in);
+  }
+  bar_sync(bar, 128);
+  const int i0 = w * 16 + g, i1 = i0 + 8;
+  const float shift = w >= 2 ? lds1(own + (GSUM + 31) * 4) : 0.f;
+  float G0 = lds1(own + (GSUM + i0) * 4) + shift, G1 = lds1(own + (GSUM + i1) * 4) + shift;
+  const float lb0 = lg2(lds1(own + (BETAS + i0) * 4)), lb1 = lg2(lds1(own + (BETAS + i1) * 4));
+  wg_wait<0>();
+  hold(kk);
+  float n0 = 0.f, n1 = 0.f;
+  if (USE_L2) {  // the diagonal holds the squared norms, in the lane with t == g / 2
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+      if (m == w) {
+        n0 = (g & 1) ? kk[8 * m + 1] : kk[8 * m];
+        n1 = (g & 1) ? kk[8 * m + 7] : kk[8 * m + 6];
+      }
+    n0 = 0.5f * lg2(__shfl_sync(~0u, n0, g * 4 + (g >> 1)) + 1e-6f);
+    n1 = 0.5f * lg2(__shfl_sync(~0u, n1, g * 4 + (g >> 1)) + 1e-6f);
+  }
+  if (t == 0) {
+    sts1(fac + (KEYS + i0) * 4, G0 + n0);
+    sts1(fac + (KEYS + i1) * 4, G1 + n1);
+    sts1(fac + (SUMS + i0) * 4, G0);
+    sts1(fac + (SUMS + i1) * 4, G1);
+  }
+  const float B0 = G0 - n0 + lb0, B1 = G1 - n1 + lb1;
+  bar_sync(bar, 128);
+  if (tid == 0) mbar_arrive(known);
+#pragma unroll
+  for (int m = 0; m < 4; m++) {
+    float* l = kk + 8 * m;
+    if (m <= w) {
+      const float2 x = lds2(fac + (KEYS + m * 16 + t * 2) * 4), y = lds2(fac + (KEYS + m * 16 + 8 + t * 2) * 4);
+      l[0] *= ex2(B0 - x.x); l[1] *= ex2(B0 - x.y); l[2] *= ex2(B1 - x.x); l[3] *= ex2(B1 - x.y);
+      l[4] *= ex2(B0 - y.x); l[5] *= ex2(B0 - y.y); l[6] *= ex2(B1 - y.x); l[7] *= ex2(B1 - y.y);
+    }
+  }
+  solve(kk, own, scratch, tile, bar, tid);
+}
+
+// a chunk of a value head: what it is kept as, and its tokens
+struct Item {
+  int record, head, token, live;
+  __device__ Item(const Args& p, int at);
+};
+// the row of a record: rows begin at records query_start_loc[row] / BT + row, which leaves room for each row's chunks
+__device__ __forceinline__ int row_of(const Args& p, int record) {
+  int low = 0, high = p.rows;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (p.query_start_loc[middle] / BT + middle <= record) low = middle; else high = middle;
+  }
+  return low;
+}
+
+__device__ __forceinline__ Item::Item(const Args& p, int at) : record(at / p.HV), head(at % p.HV) {
+  const int row = row_of(p, record), begin = p.query_start_loc[row];
+  token = begin + (record - begin / BT - row) * BT;
+  live = min(BT, p.query_start_loc[row + 1] - token);
 }

@@ -153,7 +153,7 @@ class Driver:
             raise self._error("cuLaunchKernel", code)
 
     def chain(self, kernel: Kernel, programs: int, arguments: int, stream: int) -> None:
-        """Launch behind the stream's last launch, with blocks that start where its blocks leave room.
+        """Launch behind the stream's last launch, with blocks that start where its leave room.
 
         The kernel waits for that one's end itself, before it reads or writes anything.
         """

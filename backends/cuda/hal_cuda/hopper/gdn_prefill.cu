@@ -8,12 +8,13 @@
 #include "chunk.cuh"
 
 #if PREPARED
-constexpr int LOADS = 3, READY = LOADS, OWN = 0, SOLVERS = 0, THREADS = 128 * (NCONS + 1);
+constexpr int LOADS = CHANNEL ? 2 : 3, READY = LOADS, OWN = 0, SOLVERS = 0, THREADS = 128 * (NCONS + 1);
 #else
 constexpr int LOADS = 3, READY = NSOLVE + 1, OWN = NSOLVE + 1, SOLVERS = NSOLVE, THREADS = 128 * (NCONS + NSOLVE + 1);
 #endif
-constexpr int LOAD = (4 + NCONS) * TILE;
-constexpr int OFF_PREP = LOADS * LOAD, OFF_S = OFF_PREP + READY * PREP, OFF_FAC = OFF_S + NCONS * 2 * TILE;
+// where every channel decays by itself, keys and queries are prepared as well, and lie with their chunk
+constexpr int BEFORE_K = CHANNEL ? 4 * TILE : 0, LOAD = BEFORE_K + (4 + NCONS) * TILE;
+constexpr int SQUARES = CHANNEL ? 0 : PREP, OFF_PREP = LOADS * LOAD, OFF_S = OFF_PREP + READY * SQUARES, OFF_FAC = OFF_S + NCONS * 2 * TILE;
 constexpr int OFF_OWN = OFF_FAC + READY * FAC, OFF_SOLVER = OFF_OWN + OWN * 1024;
 constexpr int OFF_BAR = OFF_SOLVER + SOLVERS * SOLVER;
 
@@ -100,25 +101,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
     for (int i = 0; i < READY; i++) { mbar_init(full + 8 * i, PREPARED ? 1 : 2); mbar_init(empty + 8 * i, 4 * NCONS); mbar_init(known + 8 * i, 1); }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  for (int i = threadIdx.x; !PREPARED && i < READY * PREP / 16; i += blockDim.x)
+  for (int i = threadIdx.x; !PREPARED && i < READY * SQUARES / 16; i += blockDim.x)
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(smem + OFF_PREP + i * 16), "r"(0) : "memory");
   proxy_fence();
   __syncthreads();
 
   if (wg >= NCONS) {
 #if PREPARED
-    const char* record = p.records + ((i64)first_record * p.HV + head) * RECORD;
+#if CONS_REGS
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGS));
+#endif
+    const char* record = p.records + ((i64)first_record * p.HV + head) * KEPT;
     for (int n = 0; tid == 0 && n < chunks; n++) {
       const int r = n % LOADS, token = begin + n * BT;
       const u32 to = smem + r * LOAD, at = full + 8 * r;
       if (n >= LOADS) mbar_wait(empty + 8 * r, (n / LOADS - 1) & 1);
-      mbar_expect(at, LOAD + RECORD);
+      mbar_expect(at, KEPT + (LOAD - KEPT_TILES));
+#if CHANNEL
+      bulk_in(to, record, KEPT_TILES, at);
+#else
       tma4(to + OFF_K, p.k, token, 0, head / p.R, at);
       tma4(to + OFF_Q, p.q, token, 0, head / p.R, at);
-      tma4(to + OFF_V, p.v, token, half, head, at);
       bulk_in(smem + OFF_PREP + r * PREP, record, PREP, at);
-      bulk_in(smem + OFF_FAC + r * FAC, record + PREP, FAC, at);
-      record += (i64)p.HV * RECORD;
+#endif
+      tma4(to + BEFORE_K + OFF_V, p.v, token, half, head, at);
+      bulk_in(smem + OFF_FAC + r * FAC, record + KEPT_SQUARES, KEPT - KEPT_SQUARES, at);
+      record += (i64)p.HV * KEPT;
     }
 #else
     if (wg < NCONS + NSOLVE) {  // solves
@@ -243,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
     const u32 flat = OFF_V + wg * TILE + (tid >> 3) * 128 + (((tid & 7) ^ ((tid >> 3) & 7)) << 4);
     // write a chunk's result through its tile of values, and give the chunk back
     auto emit = [&](int n, const u32 (&result)[16]) {
-      const u32 from = smem + (n % LOADS) * LOAD;
+      const u32 from = smem + (n % LOADS) * LOAD + BEFORE_K;
       if (SHOWN) {
 #pragma unroll
         for (int i = 0; i < 4; i++) stsm4t(from + turned + i * 2048, result[4 * i], result[4 * i + 1], result[4 * i + 2], result[4 * i + 3]);
@@ -263,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
     u32 result[16];  // of the last chunk: it is written while the next one's first products run
 #endif
     for (int n = 0; n < chunks; n++) {
-      const u32 from = smem + (n % LOADS) * LOAD, ready = smem + OFF_PREP + (n % READY) * PREP;
+      const u32 from = smem + (n % LOADS) * LOAD + BEFORE_K, ready = CHANNEL ? from - BEFORE_K : smem + OFF_PREP + (n % READY) * PREP;
       const u32 fac = smem + OFF_FAC + (n % READY) * FAC;
 #pragma unroll
       for (int i = 0; i < 8; i++) {
@@ -296,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
         ldsm4t(r, from + turned + i * 2048);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          float2 by = lds2(fac + (BY_KEY + i * 16 + h * 8 + t * 2) * 4);
+          const float2 by = CHANNEL ? make_float2(1.f, 1.f) : lds2(fac + (BY_KEY + i * 16 + h * 8 + t * 2) * 4);
           float* x = known + 8 * i + 4 * h;
           x[0] = bf_lo(r[2 * h] & VALUES) - x[0] * by.x;
           x[1] = bf_hi(r[2 * h] & VALUES) - x[1] * by.y;
@@ -328,22 +336,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
         wg_commit();
       }
       products(o, held, from + OFF_Q);
+#if CHANNEL
+#pragma unroll
+      for (int i = 0; i < 16; i++) {
+        const float2 total = lds2(fac + (i * 8 + t * 2) * 4);
+        S[4 * i] *= total.x; S[4 * i + 1] *= total.y; S[4 * i + 2] *= total.x; S[4 * i + 3] *= total.y;
+      }
+#else
       const float total = lds1(fac + TOTAL * 4);
 #pragma unroll
       for (int i = 0; i < 64; i++) S[i] *= total;
+#endif
       wg_wait<1>();
       hold(known);
       u32 b[16];
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float2 by = lds2(fac + (TO_END + i * 8 + t * 2) * 4);
+        const float2 by = CHANNEL ? make_float2(1.f, 1.f) : lds2(fac + (TO_END + i * 8 + t * 2) * 4);
         a[2 * i] = pack_f16(known[4 * i], known[4 * i + 1]);
         a[2 * i + 1] = pack_f16(known[4 * i + 2], known[4 * i + 3]);
         b[2 * i] = pack_bf16(known[4 * i] * by.x * top0, known[4 * i + 1] * by.y * top0);
         b[2 * i + 1] = pack_bf16(known[4 * i + 2] * by.x * top1, known[4 * i + 3] * by.y * top1);
       }
       {
-        u64 kd = desc_mn(from + OFF_K);
+        u64 kd = desc_mn(CHANNEL ? ready + OFF_ENDS : from + OFF_K);
         wg_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++) wg_rs_state(S, b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3], kd + i * (2048 >> 4));
@@ -353,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
       hold(o);
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float2 by = lds2(fac + (BY_QUERY + i * 8 + t * 2) * 4);
+        const float2 by = CHANNEL ? make_float2(1.f, 1.f) : lds2(fac + (BY_QUERY + i * 8 + t * 2) * 4);
         o[4 * i] *= by.x * down0; o[4 * i + 1] *= by.y * down0;
         o[4 * i + 2] *= by.x * down1; o[4 * i + 3] *= by.y * down1;
       }

@@ -8,27 +8,6 @@ constexpr int OFF_BAR = OFF_SOLVER + SOLVER;
 
 extern "C" __device__ int gdn_prepare_shared = OFF_BAR + 64 + 1024;
 
-// a chunk of a value head: what it is kept as, and its tokens
-struct Item {
-  int record, head, token, live;
-  __device__ Item(const Args& p, int at);
-};
-// the row of a record: rows begin at records query_start_loc[row] / BT + row, which leaves room for each row's chunks
-__device__ __forceinline__ int row_of(const Args& p, int record) {
-  int low = 0, high = p.rows;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (p.query_start_loc[middle] / BT + middle <= record) low = middle; else high = middle;
-  }
-  return low;
-}
-
-__device__ __forceinline__ Item::Item(const Args& p, int at) : record(at / p.HV), head(at % p.HV) {
-  const int row = row_of(p, record), begin = p.query_start_loc[row];
-  token = begin + (record - begin / BT - row) * BT;
-  live = min(BT, p.query_start_loc[row + 1] - token);
-}
-
 extern "C" __global__ void __launch_bounds__(256, 3) gdn_prepare(const __grid_constant__ Args p) {
   extern __shared__ char raw_smem[];
   const u32 smem = (smem_of(raw_smem) + 1023) & ~1023u;

@@ -11,6 +11,7 @@ from torch import Tensor
 from hal.model.spec import GateKind
 from hal_cuda.hopper.arguments import (
     ALIGNMENT,
+    CHANNEL_RECORD,
     CHUNK,
     RECORD,
     SQUARE,
@@ -20,7 +21,7 @@ from hal_cuda.hopper.arguments import (
 )
 from hal_cuda.hopper.cut import Cut, cut_of
 from hal_cuda.hopper.driver import Kernel, driver
-from hal_cuda.hopper.variant import KERNELS, Variant
+from hal_cuda.hopper.variant import CHANNEL, KERNELS, READY, SAFE, Variant
 from hal_triton.delta_rule.call import DeltaCall, gate_numbers, gate_tensors, result_strides
 from hal_triton.delta_rule.prefill import PrefillRunner, Run
 
@@ -30,6 +31,9 @@ DIM: Final = 128
 TABLE: Final = "delta_rule.prefill.hopper"
 """Entry of the tuning table by rows times value heads: consuming groups, and whether a kernel of
 its own prepares the chunks."""
+
+CHANNEL_TABLE: Final = "delta_rule.channel_prefill.hopper"
+"""The same where every channel decays by itself, whose chunks are always prepared."""
 
 _LEAST_CHUNKS: Final = 8
 """Of a row, that a launch which prepares them is worth."""
@@ -45,13 +49,11 @@ _PAIR: Final = 8
 
 
 def takes(call: DeltaCall) -> bool:
-    """Whether the kernel serves a call: bfloat16, K = V = 128, one decay a head, dense states."""
-    dims, gate = call.dims, call.gate
+    """Whether the kernels serve a call: bfloat16, K = V = 128, dense states in float32."""
+    dims = call.dims
     return (
         call.q.dtype == torch.bfloat16
         and (dims.K, dims.V) == (DIM, DIM)
-        and not call.is_channel
-        and (gate is None or gate.kind is GateKind.SCALAR)
         and _state_fits(call.state)
     )
 
@@ -67,6 +69,14 @@ def chunks_of(call: DeltaCall) -> int:
     return call.q.shape[0] // (CHUNK * max(call.src.shape[0], 1))
 
 
+def channel_of(call: DeltaCall) -> int:
+    """The kind of a channel's gate as the kernels number it; 0 for one decay a head."""
+    if not call.is_channel:
+        return 0
+    kind = None if call.gate is None else call.gate.kind
+    return {None: READY, GateKind.CHANNEL: CHANNEL, GateKind.SAFE: SAFE}[kind]
+
+
 def variant_of(call: DeltaCall, consumers: int, prepared: bool = False) -> Variant:
     """The form of the kernel for a call; gates in float16 are widened before."""
     return Variant(
@@ -77,6 +87,7 @@ def variant_of(call: DeltaCall, consumers: int, prepared: bool = False) -> Varia
         wide_b=call.b.dtype != torch.bfloat16,
         l2=call.qk_l2norm,
         prepared=prepared,
+        channel=channel_of(call),
     )
 
 
@@ -101,8 +112,12 @@ class HopperPrefill(PrefillRunner):
 
     def _variant(self, call: DeltaCall) -> Variant:
         """The form by the tuning; few chunks are not worth a launch that prepares them."""
-        rows = call.src.shape[0]
-        blocks = self._tuning.pick(TABLE, rows * call.dims.HV).blocks
+        work = call.src.shape[0] * call.dims.HV
+        if call.is_channel:
+            return variant_of(
+                call, self._tuning.pick(CHANNEL_TABLE, work).blocks["CONSUMERS"], True
+            )
+        blocks = self._tuning.pick(TABLE, work).blocks
         prepared = bool(blocks.get("PREPARED")) and chunks_of(call) >= _LEAST_CHUNKS
         return variant_of(call, blocks["CONSUMERS"], prepared)
 
@@ -156,9 +171,9 @@ class _Cut:
     walk: Kernel
     join: Kernel
     cut: Cut
-    items: int
-    halves: int
-    processors: int
+    preparing: int
+    bytes_kept: int
+    blocks: int
     index: int
 
     @classmethod
@@ -166,27 +181,29 @@ class _Cut:
         index, rows, heads = call.v.get_device(), call.src.shape[0], call.dims.HV
         processors = driver().processors(index)
         walk, prepare, join = (KERNELS.get(form, index) for form in variant.forms())
-        cut = cut_of(chunks_of(call), 2 * rows * heads, processors)
+        blocks = heads * 2 // variant.consumers
+        cut = cut_of(chunks_of(call), rows * blocks, processors)
         items = (call.q.shape[0] // CHUNK + rows) * heads
-        return cls(prepare, walk, join, cut, items, 2 * heads, processors, index)
+        preparing = items if variant.channel else min(items, _RESIDENT * processors)
+        kept = items * (CHANNEL_RECORD if variant.channel else RECORD)
+        return cls(prepare, walk, join, cut, preparing, kept, blocks, index)
 
     def __call__(self, block: Block, call: DeltaCall, stream: int) -> None:
         rows, parts, like = call.src.shape[0], self.cut.parts, call.v
-        records = like.new_empty(self.items * RECORD, dtype=torch.uint8)
+        records = like.new_empty(self.bytes_kept, dtype=torch.uint8)
         borders = rows * 2 * parts * call.dims.HV * SQUARE if parts > 1 else 0
         sums = like.new_empty(borders, dtype=torch.float32)
         block.number(
             records=records.data_ptr(), sums=sums.data_ptr(), parts=parts, waves=self.cut.waves
         )
         given = block.launchable()
-        first = min(self.items, _RESIDENT * self.processors)
-        driver().launch(self.prepare, first, given, self.index, stream)
+        driver().launch(self.prepare, self.preparing, given, self.index, stream)
         if parts > 1:
             block.number(phase=0)
-            driver().chain(self.walk, rows * (2 * parts - 3) * self.halves, given, stream)
+            driver().chain(self.walk, rows * (2 * parts - 3) * self.blocks, given, stream)
             driver().chain(self.join, rows * call.dims.HV * _SLICES, given, stream)
         block.number(phase=1)
-        driver().chain(self.walk, (rows * max(parts - 1, 1) + 1) * self.halves, given, stream)
+        driver().chain(self.walk, (rows * max(parts - 1, 1) + 1) * self.blocks, given, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +264,12 @@ def block_of(call: DeltaCall, variant: Variant) -> Block:
     for at, x, count in zip(block.maps(), (call.q, call.k, call.v), halves, strict=True):
         driver().map(at, view_of(x, count))
     out_t, out_h = result_strides(call.out, dims)
-    scale, beta_scale, _ = gate_numbers(call.gate, DIM)
+    scale, beta_scale, lower_bound = gate_numbers(call.gate, DIM)
     block.number(
         out_t=out_t, out_h=out_h, s_slot=call.state.stride(0), s_h=call.state.stride(1),
         a_t=call.a.stride(0), b_t=call.b.stride(0), rows=call.src.shape[0],
         tokens=call.q.shape[0], HV=dims.HV, R=dims.ratio, points=call.points, scale=scale,
-        beta_scale=beta_scale,
+        beta_scale=beta_scale, lower_bound=lower_bound,
+        a_h=call.a.stride(1) if call.is_channel else 0,
     )  # fmt: skip
     return block

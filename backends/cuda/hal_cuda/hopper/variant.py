@@ -22,11 +22,22 @@ _REGISTERS: Final[Mapping[int, Mapping[str, int]]] = {
 
 PREFILL: Final = "gdn_prefill"
 PREPARE: Final = "gdn_prepare"
+PREPARE_CHANNELS: Final = "kda_prepare"
 JOIN: Final = "gdn_join"
 """Names of the kernels, which are those of their sources too."""
 
+READY, CHANNEL, SAFE = 1, 2, 3
+"""Kinds of gate of a channel, as chunk.cuh numbers them; 0 is one decay a head, ready or not."""
+
 SHARED: Final = "{}_shared"
 """The int of a kernel's module that says how much shared memory a block takes."""
+
+
+_LOADING: Final[Mapping[int, Mapping[str, int]]] = {
+    2: {"CONS_REGS": 232, "LOAD_REGS": 40},
+    1: {},
+}
+"""The same where chunks are prepared, so that a group has nothing to do but load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +67,17 @@ class Variant:
     wide_b: bool = False
     l2: bool = True
     prepared: bool = False
+    channel: int = 0
 
     def walk(self) -> Form:
         """The kernel that holds the states."""
-        roles = {} if self.prepared else _REGISTERS[self.consumers]
+        roles = (_LOADING if self.prepared else _REGISTERS)[self.consumers]
         own = {"PREPARED": int(self.prepared), "NCONS": self.consumers, "TRACK": int(self.track)}
         return Form(PREFILL, (*own.items(), *roles.items(), *self._inputs()))
 
     def prepare(self) -> Form:
         """The kernel that prepares chunks."""
-        return Form(PREPARE, self._inputs())
+        return Form(PREPARE_CHANNELS if self.channel else PREPARE, self._inputs())
 
     def join(self) -> Form:
         """The kernel that makes the states between parts; it reads no input."""
@@ -85,12 +97,16 @@ class Variant:
         return (
             ("GATE_READY", int(self.ready)),
             *(("A_F32", int(self.wide_a)), ("B_F32", int(self.wide_b)), ("USE_L2", int(self.l2))),
+            *(("CHANNEL", int(self.channel > 0)), ("GATE", self.channel)),
         )
 
 
 COMMON: Final = tuple(
-    Variant(n, track, prepared=prepared)
-    for n, prepared in ((2, False), (1, False), (1, True))
+    Variant(n, track, prepared=prepared, channel=channel)
+    for n, prepared, channel in (
+        *((2, False, 0), (1, False, 0), (1, True, 0)),
+        *((2, True, CHANNEL), (1, True, CHANNEL)),
+    )
     for track in (False, True)
 )
 """What layers of models need: raw gates in bfloat16, unit queries and keys."""
