@@ -10,15 +10,18 @@ from torch import Tensor
 
 import hal
 from hal import reference
-from hal.model.spec import DeltaDims, ShortConvDims
+from hal.model.spec import CcaDims, DeltaDims, ShortConvDims
 from hal.runtime.backend import Backend
 from hal.runtime.batch import Batch, Mode
+from hal.runtime.cca_layer import CcaLayer
 from hal.runtime.layers import DeltaLayer, ShortConvLayer
-from hal.runtime.params import DeltaParams, ShortConvParams
+from hal.runtime.params import CcaParams, DeltaParams, ShortConvParams
 from hal_cuda.plugin import MANIFEST
-from hal_registry import Registry
+from hal_registry import Manifest, Registry
 from support.backends import poison
 from support.bound import GDN_CONFIG, LFM2_CONFIG, delta_params
+from support.bound_scan import cca_alone, cca_params
+from support.model_configs import tiny
 
 DELTA_CONFIG = {**GDN_CONFIG, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
 LIMITS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -166,7 +169,36 @@ def short_conv(place: Place, dtype: torch.dtype) -> Subject:
     return Subject(backend, given, lambda args: layer(*args), C.double() * y, track=False)
 
 
+def with_cca(manifest: Manifest) -> Manifest:
+    """The manifest as if its sidecar took CCA layers, whose windows are no rings."""
+    name = "conv_state.step"
+    sidecar = replace(manifest.offers[name], layouts=("CW", "WC"), kinds=("short_conv", "cca"))
+    return replace(manifest, offers={**manifest.offers, name: sidecar})
+
+
+def cca(place: Place, dtype: torch.dtype) -> Subject:
+    """A CCA layer, composed from the provider's convolution; its two results side by side."""
+    backend = place.backend(tiny("zaya", cca_time0=3, cca_time1=4), dtype, track=False)
+    spec = next(backend.selection.model.stateful_layers())
+    dims = spec.dims
+    assert isinstance(dims, CcaDims)
+    held = cca_params(dims)
+    weights = (held.depthwise_weight, held.depthwise_bias, held.grouped_weight, held.grouped_bias)
+    params = CcaParams(*(None if w is None else w.to(dtype) for w in weights))
+    there = CcaParams(*(None if w is None else w.to(dtype).to(backend.device) for w in weights))
+    layer = backend.layer(spec.index, there)
+    assert isinstance(layer, CcaLayer)
+    gen = torch.Generator().manual_seed(5)
+    given = [torch.randn(LONG, n, generator=gen).to(dtype) for n in (dims.channels, dims.hidden)]
+    r, h = (tensor.double() for tensor in given)
+    before = torch.cat((torch.zeros_like(h[:1]), h[:-1]))
+    want = torch.cat((cca_alone(params, dims, r), before), -1)
+    return Subject(backend, given, lambda args: torch.cat(layer(*args), -1), want, track=False)
+
+
 def bound_checks(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Both layers on the device, as named checks."""
+    """Every kind of layer on the device, as named checks."""
     yield "delta.bound layer", lambda: delta(Place(), dtype).run()
     yield "conv_state.step bound layer", lambda: short_conv(Place(), dtype).run()
+    lent = Place(registry=Registry.of(with_cca(MANIFEST)))
+    yield "conv_state.step bound cca layer", lambda: cca(lent, dtype).run()

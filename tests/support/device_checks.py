@@ -275,6 +275,11 @@ SMALL = (
     "bfloat16 scan.prefill mamba1 H8 P24 N8 G2 z=False",
     "bfloat16 scan.verify mamba2 H3 P24 N48 G1 z=False tree",
     "bfloat16 scan.verify mamba1 H8 P24 N8 G2 z=False tree",
+    "bfloat16 hopper.prefill edges NCONS=2", "bfloat16 hopper.prefill edges NCONS=1",
+    "bfloat16 hopper.prefill edges parts=1 waves=1",
+    "bfloat16 hopper.prefill edges parts=3 waves=2",
+    "bfloat16 delta.bound layer", "bfloat16 conv_state.step bound layer",
+    "bfloat16 conv_state.step bound cca layer",
 )  # fmt: skip
 """Checks that between them launch every kernel, on few programs: what a sanitizer can afford."""
 

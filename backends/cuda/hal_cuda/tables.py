@@ -72,10 +72,7 @@ _HOPPER: Final[Table] = {
     ),
     "delta_rule.verify.long": ((UNBOUNDED, Config({"BV": 64, "BK": 128}, warps=4)),),
     "delta_rule.verify.cut": ((UNBOUNDED, Config({"BV": 64, "BK": 64}, warps=4)),),
-    "delta_rule.commit": (
-        (64, Config({"BV": 8, "BG": 4}, warps=1)),
-        (UNBOUNDED, Config({"BV": 16, "BG": 4}, warps=1)),
-    ),
+    "delta_rule.commit": ((UNBOUNDED, Config({"BV": 8, "BG": 4}, warps=1)),),
     "conv.verify": ((UNBOUNDED, Config({"BT": 2, "BC": 256}, warps=1)),),
     "conv.commit": ((UNBOUNDED, Config({"BC": 512}, warps=2)),),
 }

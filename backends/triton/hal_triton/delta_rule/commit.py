@@ -17,6 +17,10 @@ SCRATCH_TENSORS: Final = 4
 """Keys, updates, decays and paths."""
 
 
+_KEY: Final = 128
+"""Key channels that a table's token groups are for: wider keys are held fewer at a time."""
+
+
 def check_kept(operation: str, scratch: Sequence[Tensor], dims: Dims) -> None:
     """Refuse scratch that was not made for these heads and dims, or is not dense."""
     shared = scratch[0].shape[1]
@@ -96,7 +100,8 @@ class CommitRunner:
         BV = min(config.blocks["BV"], block(dims.V))
         constants = {
             **{"s_v": s_v, "s_k": s_k, "HV": dims.HV, "SHARED": dims.ratio, "K": dims.K},
-            **{"V": dims.V, "BK": block(dims.K), "BV": BV, "BG": config.blocks["BG"]},
+            **{"V": dims.V, "BK": block(dims.K), "BV": BV},
+            "BG": max(1, config.blocks["BG"] * min(_KEY, block(dims.K)) // block(dims.K)),
             "EVICT": config.evict,
         }
         programs = rows * dims.HV * -(-dims.V // BV)

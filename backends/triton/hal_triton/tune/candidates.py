@@ -61,7 +61,7 @@ _VERIFY: Final = [
 _COMMIT: Final = [
     Config({"BV": tile, "BG": group}, warps=warps, evict=evict)
     for (tile, group, warps), evict in product(
-        ((8, 4, 1), (16, 4, 1), (16, 2, 2), (32, 4, 2)), EVICT
+        ((8, 4, 1), (8, 8, 1), (16, 4, 1), (16, 8, 1), (16, 2, 2), (32, 4, 2)), EVICT
     )
 ]
 _DRAFTED: Final = [

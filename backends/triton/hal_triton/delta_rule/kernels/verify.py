@@ -114,6 +114,35 @@ def delta_drafts(
 
 
 @triton.jit
+def _read_pairs(of_key, of_query, of_pair, ks, k_ok, live, is_query, CHANNEL: tl.constexpr):
+    """Keys and queries side by side; where channels decay by themselves `of_pair` has them."""
+    if CHANNEL:
+        return tl.load(of_pair + ks[None, :], mask=live[:, None] & k_ok[None, :], other=0.0)
+    else:
+        ok = (live & ~is_query)[:, None] & k_ok[None, :]
+        pairs = tl.load(of_key + ks[None, :], mask=ok, other=0.0)
+        ok = (live & is_query)[:, None] & k_ok[None, :]
+        query = tl.load(of_query + ks[None, :], mask=ok, other=0.0)
+        return tl.where(is_query[:, None], query, pairs)
+
+
+@triton.jit
+def _read_small(of_value, of_factor, of_weight, v_t, vs, v_ok, c, live, is_query,
+                BT: tl.constexpr, CHANNEL: tl.constexpr):  # fmt: skip
+    """Values, factors of the columns of the product, and the matrix behind it."""
+    t, is_update = c // 2, live & ~is_query
+    if CHANNEL:
+        factor = tl.where(is_query, 1.0, -1.0)
+    else:
+        factor = tl.load(of_factor + c, mask=live, other=0.0)
+    weight = tl.load(of_weight + (c[None, :] * BT + t[:, None]),
+                     mask=is_update[:, None] & live[None, :], other=0.0)  # fmt: skip
+    values = tl.load(of_value + (t[None, :] * v_t + vs[:, None]),
+                     mask=v_ok[:, None] & is_update[None, :], other=0.0)  # fmt: skip
+    return values, factor, weight
+
+
+@triton.jit
 def _meet(S, pairs, product, PRECISION: tl.constexpr):
     """`product` plus S `[BV, BK]` times keys and queries `[N, BK]`.
 
@@ -169,31 +198,34 @@ def delta_verify(
             of_key = k + first * k_t + k_head * k_h + t[:, None] * k_t
             of_query = q + first * q_t + k_head * q_h + t[:, None] * q_t
             of_pair = operands + place * (2 * BT * K) + c[:, None] * K
+            is_update, is_output = live & ~is_query, live & is_query
+            of_factor, of_weight = operands + place * (2 * BT), weights + place * (2 * BT * BT)
+            of_value = v + first * v_t + head * v_h
+            # what is small goes out before S where registers hold it: behind S it would wait
+            ahead: tl.constexpr = (BT <= 8) and (K <= 128)
+            if ahead:
+                wanted, factor, weight = _read_small(
+                    of_value, of_factor, of_weight, v_t, vs, v_ok, c, live, is_query, BT, CHANNEL
+                )
             product = tl.zeros((BV, 2 * BT), tl.float32)
             for part in tl.static_range((K + BK - 1) // BK):
                 ks = part * BK + tl.arange(0, BK)
                 k_ok = ks >= 0 if K % BK == 0 else ks < K
+                if ahead:
+                    pairs = _read_pairs(
+                        of_key, of_query, of_pair, ks, k_ok, live, is_query, CHANNEL
+                    )
                 S = tl.load(of_state + ks[None, :] * s_k, other=0.0,
                             mask=(v_ok[:, None] & k_ok[None, :]) & (slot >= 0))  # fmt: skip
-                if CHANNEL:
-                    pairs = tl.load(of_pair + ks[None, :], mask=live[:, None] & k_ok[None, :],
-                                    other=0.0)  # fmt: skip
-                else:
-                    ok = (live & ~is_query)[:, None] & k_ok[None, :]
-                    pairs = tl.load(of_key + ks[None, :], mask=ok, other=0.0)
-                    ok = (live & is_query)[:, None] & k_ok[None, :]
-                    query = tl.load(of_query + ks[None, :], mask=ok, other=0.0)
-                    pairs = tl.where(is_query[:, None], query, pairs)
+                if not ahead:
+                    pairs = _read_pairs(
+                        of_key, of_query, of_pair, ks, k_ok, live, is_query, CHANNEL
+                    )
                 product = _meet(S.to(tl.float32), pairs, product, PRECISION)
-            if CHANNEL:
-                factor = tl.where(is_query, 1.0, -1.0)
-            else:
-                factor = tl.load(operands + place * (2 * BT) + c, mask=live, other=0.0)
-            is_update, is_output = live & ~is_query, live & is_query
-            weight = tl.load(weights + place * (2 * BT * BT) + (c[None, :] * BT + t[:, None]),
-                             mask=is_update[:, None] & live[None, :], other=0.0)  # fmt: skip
-            wanted = tl.load(v + first * v_t + head * v_h + (t[None, :] * v_t + vs[:, None]),
-                             mask=v_ok[:, None] & is_update[None, :], other=0.0)  # fmt: skip
+            if not ahead:
+                wanted, factor, weight = _read_small(
+                    of_value, of_factor, of_weight, v_t, vs, v_ok, c, live, is_query, BT, CHANNEL
+                )
             wanted = wanted.to(tl.float32) + product * factor[None, :]
             read = tl.where(is_query[None, :], wanted, 0.0)
             wanted = tl.where(is_query[None, :], 0.0, wanted)
