@@ -30,6 +30,16 @@ __device__ __forceinline__ int head_of(const Args& p) {
   return pid / (2 / NCONS) % p.HV;
 }
 
+// Scores are float16, but where channels decay by themselves: there keys bring their lengths along, which may be small.
+__device__ __forceinline__ u32 packed16(float lo, float hi) { return CHANNEL ? pack_bf16(lo, hi) : pack_f16(lo, hi); }
+__device__ __forceinline__ void by_scores(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
+#if CHANNEL
+  wg_rs_bf(d, a0, a1, a2, a3, b, 1);
+#else
+  wg_rs_h(d, a0, a1, a2, a3, b, 1);
+#endif
+}
+
 #if PREPARED
 // what a block does: a part of a row, walked from its state, or from zero, or (carries) from one with no values
 struct Part {
@@ -353,8 +363,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         const float2 by = CHANNEL ? make_float2(1.f, 1.f) : lds2(fac + (TO_END + i * 8 + t * 2) * 4);
-        a[2 * i] = pack_f16(known[4 * i], known[4 * i + 1]);
-        a[2 * i + 1] = pack_f16(known[4 * i + 2], known[4 * i + 3]);
+        a[2 * i] = packed16(known[4 * i], known[4 * i + 1]);
+        a[2 * i + 1] = packed16(known[4 * i + 2], known[4 * i + 3]);
         b[2 * i] = pack_bf16(known[4 * i] * by.x * top0, known[4 * i + 1] * by.y * top0);
         b[2 * i + 1] = pack_bf16(known[4 * i + 2] * by.x * top1, known[4 * i + 3] * by.y * top1);
       }
@@ -377,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_prefill(const __gri
         u64 sd = desc_of(ready + OFF_SCORE);
         wg_fence();
 #pragma unroll
-        for (int i = 0; i < 4; i++) wg_rs_h(o, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], sd + i * 2, 1);
+        for (int i = 0; i < 4; i++) by_scores(o, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], sd + i * 2);
         wg_commit();
       }
       wg_wait<0>();

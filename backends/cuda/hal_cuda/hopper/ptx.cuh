@@ -23,7 +23,7 @@ __device__ __forceinline__ u32 pack_f16(float lo, float hi) { u32 r; asm("cvt.rn
 __device__ __forceinline__ void unpack_f16(u32 x, float& lo, float& hi) {
   asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(lo), "=f"(hi) : "r"(x));
 }
-__device__ __forceinline__ u32 times(u32 x, u32 y) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y)); return r; }
+__device__ __forceinline__ u32 times_bf16(u32 x, u32 y) { u32 r; asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y)); return r; }
 __device__ __forceinline__ u16 to_f16(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 __device__ __forceinline__ float bf_lo(u32 x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float bf_hi(u32 x) { return __uint_as_float(x & 0xffff0000u); }
@@ -33,7 +33,6 @@ __device__ __forceinline__ uint4 lds4u(u32 at) { uint4 r; asm volatile("ld.share
 __device__ __forceinline__ float lds1(u32 at) { float r; asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(at) : "memory"); return r; }
 __device__ __forceinline__ void sts1(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
 __device__ __forceinline__ void sts2(u32 at, float x, float y) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory"); }
-__device__ __forceinline__ void sts4(u32 at, const u32 (&x)[4]) { asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory"); }
 __device__ __forceinline__ void sts_h(u32 at, u16 x) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(x) : "memory"); }
 __device__ __forceinline__ void sts_u(u32 at, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
 __device__ __forceinline__ void ldsm4(u32 (&r)[4], u32 at) {
