@@ -10,15 +10,18 @@ from torch import Tensor
 
 import hal
 from hal import reference
-from hal.model.spec import DeltaDims, ShortConvDims
+from hal.model.spec import CcaDims, DeltaDims, ShortConvDims
 from hal.runtime.backend import Backend
 from hal.runtime.batch import Batch, Mode
+from hal.runtime.cca_layer import CcaLayer
 from hal.runtime.layers import DeltaLayer, ShortConvLayer
-from hal.runtime.params import DeltaParams, ShortConvParams
+from hal.runtime.params import CcaParams, DeltaParams, ShortConvParams
 from hal_cuda.plugin import MANIFEST
-from hal_registry import Registry
+from hal_registry import Manifest, Registry
 from support.backends import poison
 from support.bound import GDN_CONFIG, LFM2_CONFIG, delta_params
+from support.bound_scan import cca_alone, cca_params
+from support.model_configs import tiny
 
 DELTA_CONFIG = {**GDN_CONFIG, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
 LIMITS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -26,6 +29,18 @@ LIMITS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 GRID = 64
 LONG = 2 * GRID + 2
 NONE = torch.tensor([-1])
+
+
+def with_cca(manifest: Manifest) -> Manifest:
+    """The manifest with the sidecar of CCA, so that it can be proved before it is declared."""
+    offers = dict(manifest.offers)
+    sidecar = offers["conv_state.step"]
+    offers["conv_state.step"] = replace(
+        sidecar,
+        layouts=(*sidecar.layouts, *(n for n in ("CW", "WC") if n not in sidecar.layouts)),
+        kinds=tuple(dict.fromkeys((*sidecar.kinds, "cca"))),
+    )
+    return replace(manifest, offers=offers)
 
 
 @dataclass(frozen=True)
@@ -166,7 +181,32 @@ def short_conv(place: Place, dtype: torch.dtype) -> Subject:
     return Subject(backend, given, lambda args: layer(*args), C.double() * y, track=False)
 
 
+def cca(place: Place, dtype: torch.dtype, track: bool = True) -> Subject:
+    """A ZAYA layer, q and k convolved beside the hidden state before each token."""
+    backend = place.backend(tiny("zaya", cca_time0=3, cca_time1=4), dtype, track)
+    spec = next(backend.selection.model.stateful_layers())
+    dims = spec.dims
+    assert isinstance(dims, CcaDims)
+    params = _cast(cca_params(dims), dtype, torch.device("cpu"))
+    layer = backend.layer(spec.index, _cast(params, dtype, backend.device))
+    assert isinstance(layer, CcaLayer)
+    gen = torch.Generator().manual_seed(5)
+    given = [torch.randn(LONG, n, generator=gen).to(dtype) for n in (dims.channels, dims.hidden)]
+    r, h = (tensor.double() for tensor in given)
+    double = _cast(params, torch.float64, torch.device("cpu"))
+    before = torch.cat((torch.zeros_like(h[:1]), h[:-1]))
+    want = torch.cat((cca_alone(double, dims, r), before), -1)
+    return Subject(backend, given, lambda args: torch.cat(layer(*args), -1), want, track)
+
+
+def _cast(params: CcaParams, dtype: torch.dtype, device: torch.device) -> CcaParams:
+    parts = {name: getattr(params, name) for name in CcaParams.__slots__}
+    return CcaParams(**{name: tensor.to(device, dtype) for name, tensor in parts.items()})
+
+
 def bound_checks(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Both layers on the device, as named checks."""
+    """Every kind of layer on the device, as named checks."""
     yield "delta.bound layer", lambda: delta(Place(), dtype).run()
     yield "conv_state.step bound layer", lambda: short_conv(Place(), dtype).run()
+    place = Place(registry=Registry.of(with_cca(MANIFEST)))
+    yield "conv_state.step bound CCA", lambda: cca(place, dtype).run()
