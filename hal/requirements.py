@@ -17,6 +17,9 @@ _READY: Final = {
 }
 """The offer that serves a gate kind too, since the runtime can make log decay and beta itself."""
 
+_CCA_LAYOUTS: Final = ("CW", "WC")
+"""Layouts of a CCA window: the previous hidden state has one row, a ring of one input two."""
+
 
 def requirements(model: ModelSpec, options: Options, arch: str = "") -> tuple[Requirement, ...]:
     """Every need of the stateful layers, one for each operation and different dims."""
@@ -113,7 +116,7 @@ def _sidecar_needs(kind: Kind, options: Options) -> Iterator[Requirement]:
 
 def _cca_needs(dims: CcaDims, options: Options) -> Iterator[Requirement]:
     """A convolution over the carry of both stages, and one of two taps, which is the delay."""
-    conv = Requirement("conv", "", activation="none")
+    conv = Requirement("conv", "", activation="none", layouts=_CCA_LAYOUTS)
     yield from _conv_needs(replace(conv, width=dims.carry + 1, features=("bias",)), options)
     yield from _conv_needs(replace(conv, width=2), options)
 

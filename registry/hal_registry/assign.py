@@ -142,7 +142,8 @@ def _holds(candidate: Candidate, need: Requirement, states: States) -> bool:
     dtype = states[touched[0]][1]
     takes_dtype = dtype in offer.state_dtypes and dtype in need.state_dtypes
     layouts = all(states[state][0] in offer.layouts for state in touched)
-    return layouts and (takes_dtype or not need.state_dtypes)
+    asked = not need.layouts or states[touched[0]][0] in need.layouts
+    return layouts and asked and (takes_dtype or not need.state_dtypes)
 
 
 def _preference(candidate: Candidate, operation: str, layouts: Mapping[str, str]) -> int:

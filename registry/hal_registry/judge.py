@@ -70,14 +70,16 @@ def _missing(manifest: Manifest, need: Requirement, all_needs: Sequence[Requirem
 
 
 def _layouts(need: Requirement, offer: Offer) -> Iterator[Reason]:
-    """An operation has to know some layout of every state that it touches."""
-    for state in states_of(need.operation):
-        if not set(LAYOUTS[state]) & set(offer.layouts):
+    """An operation has to know some layout of every state that it touches, of those asked for."""
+    for place, state in enumerate(states_of(need.operation)):
+        asked = need.layouts if place == 0 and need.layouts else LAYOUTS[state]
+        if not set(asked) & set(offer.layouts):
+            known = [name for name in offer.layouts if name in LAYOUTS[state]]
             yield _reason(
                 Code.LAYOUT_UNSUPPORTED,
                 need,
-                f"{state} layout {show(LAYOUTS[state], ' or ')}",
-                f"{state} layout none",
+                f"{state} layout {show(asked, ' or ')}",
+                f"{state} layout {show(known)}",
             )
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 class Requirement:
     """One need of one operation; a field left empty is not named and so refuses nothing.
 
-    `why` says who needs it in words ("10 short-conv layers"). `state_dtypes` and `gates` are
-    alternatives, any of them will do. `head_dims` is (K, V), or (P, P) of a scan. `track` is the
+    `why` says who needs it in words ("10 short-conv layers"). `state_dtypes`, `gates` and `layouts`
+    (of the operation's own state) are alternatives, any of them will do. `head_dims` is (K, V), or
+    (P, P) of a scan. `track` is the
     granularity of prefix tracking that the caller needs, 0 for whatever is offered. An `optional`
     operation is taken where it fits and never refuses.
     """
@@ -29,4 +30,5 @@ class Requirement:
     track: int | None = None
     features: tuple[str, ...] = ()
     arch: str = ""
+    layouts: tuple[str, ...] = ()
     optional: bool = False

@@ -268,6 +268,14 @@ def test_the_layout_that_the_provider_prefers_is_taken() -> None:
     assert found.layouts == {"conv": "ring"}
 
 
+def test_a_layout_that_a_need_leaves_out_is_not_taken_although_preferred() -> None:
+    both = replace(EVERYTHING, layouts=("ring", "CW"))
+    needs = [replace(need, layouts=("CW", "WC")) for need in needs_of("conv.decode")]
+    found = solve([candidate("x.a", "conv", offer=both)], needs)
+    assert found is not None
+    assert found.layouts == {"conv": "CW"}
+
+
 def test_conv_and_conv_state_come_from_one_provider() -> None:
     needs = needs_of("conv_state.step", "conv.prefill")
     halves = [candidate("x.a", "conv", priority=5), candidate("x.b", "conv_state")]

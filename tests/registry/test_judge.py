@@ -42,7 +42,8 @@ def needing(operation: str = OPERATION, **fields: Any) -> Requirement:
 
 def test_every_field_of_a_requirement_is_judged() -> None:
     fields = {field.name for field in dataclasses.fields(Requirement)}
-    assert fields - {"operation", "why", "optional"} == set(NAMED)
+    by_themselves = {"layouts"}
+    assert fields - {"operation", "why", "optional"} - by_themselves == set(NAMED)
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
@@ -77,6 +78,16 @@ def test_layouts_left_out_refuse_the_operation() -> None:
     assert reason.needed == "recurrent layout VK or KV (3 layers)"
     fused = found(dataclasses.replace(EVERYTHING, layouts=("VK",)), needing(f"{OPERATION}_fused"))
     assert [reason.needed for reason in fused] == ["conv layout CW or WC or ring (3 layers)"]
+
+
+def test_layouts_that_a_need_names_refuse_an_offer_of_others() -> None:
+    offer = dataclasses.replace(EVERYTHING, layouts=("ring", "VK"))
+    need = needing("conv.decode", layouts=("CW", "WC"))
+    (reason,) = found(offer, need)
+    assert reason.code is Code.LAYOUT_UNSUPPORTED
+    assert reason.needed == "conv layout CW or WC (3 layers)"
+    assert reason.offered == "conv layout ring"
+    assert not found(dataclasses.replace(offer, layouts=("ring", "WC")), need)
 
 
 @pytest.mark.parametrize("name", ["ratio", "width", "state_size", "verify_width"])
