@@ -159,6 +159,14 @@ def raw_gate(case: Case, kind: GateKind, place: torch.device) -> Gate:
     return moved_gate
 
 
+def ready_gates(case: Case, place: torch.device) -> tuple[Tensor, Tensor]:
+    """Log decay and beta in float32, for peers that take scalar gates made beforehand."""
+    law = raw_gate(case, GateKind.SCALAR, torch.device("cpu"))
+    a, b = case.args["a"].double(), case.args["b"].double()
+    decay = -law.A_log.double().exp() * torch.nn.functional.softplus(a + law.dt_bias.double())
+    return decay.float().to(place), b.sigmoid().float().to(place)
+
+
 def pools_with(case: Case, states: Tensor) -> Pools:
     """The case's pools after a call that left these states, in the form of `starting`."""
     pool = clone_view(case.args["state"])

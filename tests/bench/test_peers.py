@@ -16,7 +16,19 @@ from hal.bench import peers
 from hal.bench.entrant import NotComparable
 from hal.bench.judge import judge
 from hal.bench.peers import BUILT_IN, Peer, Way
-from hal.bench.shapes import CARD, HOST, SHAPES, Shape, conv, default_dtype, gdn, kda, mamba1, ssd
+from hal.bench.shapes import (
+    CARD,
+    HOST,
+    SHAPES,
+    Shape,
+    conv,
+    default_dtype,
+    drafts,
+    gdn,
+    kda,
+    mamba1,
+    ssd,
+)
 from hal.testing.plan import Trial
 from hal_cpu.plugin import MANIFEST as CPU
 from hal_cuda.plugin import MANIFEST as CUDA
@@ -91,14 +103,25 @@ CARDS = {
         Shape("delta_rule.decode", "", gdn(2, 16), (1, 1, 1), CARD),
         Shape("delta_rule.prefill", "", gdn(2, 16), (5, 70, 1), CARD),
         Shape("delta_rule.prefill", "", gdn(2, 16), (5, 3), CARD, fresh=True),
+        Shape("delta_rule.decode", "", kda(2), (1, 1, 1), CARD),
+        Shape("delta_rule.prefill", "", kda(2), (5, 70, 1), CARD),
         Shape("conv.decode", "", conv(12), (1, 1, 1), CARD),
     ],
-    "mamba_ssm": [Shape("scan.decode", "", ssd(4, 2), (1, 1, 1), CARD)],
+    "mamba_ssm": [
+        Shape("scan.decode", "", ssd(4, 2), (1, 1, 1), CARD),
+        Shape("scan.prefill", "", ssd(4, 2), (9, 9), CARD),
+    ],
     "flashinfer": [
+        Shape("delta_rule.prefill", "", gdn(2, 16), (5, 70, 1), CARD),
         Shape("delta_rule.decode", "", gdn(2, 16), (1, 1, 1), CARD),
         Shape("scan.decode", "", ssd(4, 2), (1, 1, 1), CARD),
     ],
     "sglang": [
+        Shape("delta_rule.decode", "", kda(2), (1, 1, 1), CARD),
+        Shape("delta_rule.prefill", "", gdn(2, 16), (5, 70, 1), CARD),
+        Shape("delta_rule.prefill", "", kda(2), (5, 70, 1), CARD),
+        Shape("delta_rule.verify", "", drafts(gdn(2, 16), 4), (4, 4, 4), CARD),
+        Shape("scan.prefill", "", ssd(4, 2), (300, 5, 1), CARD),
         Shape("delta_rule.decode", "", gdn(2, 16), (1, 1, 1), CARD),
         Shape("conv.decode", "", conv(12), (1, 1, 1), CARD),
         Shape("conv.prefill", "", conv(12), (5, 70, 1), CARD),
@@ -121,11 +144,17 @@ def test_an_adapter_asks_for_what_the_operation_is(
     assert asked == {way.operation for way in peer.ways}
 
 
-@pytest.mark.parametrize("name", ["fla", "flashinfer", "sglang"])
-def test_gates_of_another_kind_are_not_comparable(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dims", "kind"),
+    [("flashinfer", kda(2), "scalar"), ("fla", kda(2, "safe"), "channel"),
+     ("sglang", kda(2, "safe"), "channel")],
+)  # fmt: skip
+def test_gates_of_another_kind_are_not_comparable(
+    name: str, dims: dict[str, Any], kind: str
+) -> None:
     peer: Peer = load(BUILT_IN[name])
-    shape = Shape("delta_rule.decode", "", kda(2), (1, 1), CARD)
-    assert outcomes(peer, shape) == ["it takes raw gates of kind scalar here"]
+    shape = Shape("delta_rule.decode", "", dims, (1, 1), CARD)
+    assert outcomes(peer, shape) == [f"it takes raw gates of kind {kind} here"]
 
 
 def test_only_installed_peers_of_the_device_are_found() -> None:

@@ -3,6 +3,7 @@
 Each takes the arguments that its library documents and does what it documents with them.
 """
 
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,32 @@ def _rule(
         int(bounds.diff().max()),
     )  # fmt: skip
     return out * scale * q.shape[-1] ** 0.5, new[1:]
+
+
+def _kda(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
+    scale: float, starts: Tensor, bounds: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same with a gate a channel, whose bias comes flat."""
+    rows = range(1, len(starts) + 1)
+    pool = torch.cat((torch.zeros_like(starts[:1]), starts))
+    law = Gate(GateKind.CHANNEL, A_log.flatten(), dt_bias.view(q.shape[1], -1))
+    out, new = reference.delta_rule_prefill(
+        q, k, v, a, b, law, pool, i32(*rows), i32(*rows), bounds, int(bounds.diff().max())
+    )
+    return out * scale * q.shape[-1] ** 0.5, new[1:]
+
+
+def _ready(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, scale: float, pool: Tensor,
+    slots: Tensor, bounds: Tensor,
+) -> Tensor:  # fmt: skip
+    """The rule on a log decay and a beta that are made, in place by slot."""
+    out, new = reference.delta_rule_prefill(
+        q, k, v, decay, beta, None, pool.clone(), slots, slots, bounds, int(bounds.diff().max())
+    )
+    pool.copy_(new)
+    return out * scale * q.shape[-1] ** 0.5
 
 
 def _tokens(rows: int) -> Tensor:
@@ -63,6 +90,187 @@ def fla_chunk(
         initial_state = torch.zeros(len(cu_seqlens) - 1, v.shape[2], v.shape[3], q.shape[3])
     out, states = _rule(*flat, A_log, dt_bias, scale, initial_state, cu_seqlens)
     return out.to(q.dtype).unsqueeze(0), states.float()
+
+
+def _flags(named: dict[str, Any], *names: str) -> None:
+    for name in names:
+        assert named.pop(name) is True, name
+
+
+_IN_KERNEL = ("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel",
+              "output_final_state", "state_v_first")  # fmt: skip
+
+
+def fla_kda_recurrent(
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
+    scale: float, initial_state: Tensor, **flags: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """g `[B, 1, H, K]`, dt_bias `[H * K]`."""
+    _flags(flags, *_IN_KERNEL)
+    assert not flags
+    assert dt_bias.ndim == 1
+    flat = [t.squeeze(1) for t in (q, k, v, g, beta)]
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, _tokens(len(q)))
+    return out.to(q.dtype).unsqueeze(1), states.float()
+
+
+def fla_kda_chunk(
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
+    scale: float, cu_seqlens: Tensor, cu_seqlens_cpu: Tensor, initial_state: Tensor, **flags: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same packed, `[1, T, ...]`, with int64 bounds."""
+    _flags(flags, *_IN_KERNEL)
+    assert not flags
+    assert dt_bias.ndim == 1
+    assert cu_seqlens.dtype == torch.int64
+    assert torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu)
+    flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, cu_seqlens)
+    return out.to(q.dtype).unsqueeze(0), states.float()
+
+
+def sglang_kda_packed(
+    *,
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    scale: float,
+    initial_state: Tensor,
+    out: Tensor,
+    ssm_state_indices: Tensor,
+    num_q_heads: int,
+) -> None:
+    """a `[B, H * K]`, b `[B, H]`; gives nothing and fills `out` `[B, 1, H, V]`."""
+    q, k, v = (t.unflatten(1, (num_q_heads, -1)) for t in mixed_qkv.chunk(3, 1))
+    slots = ssm_state_indices.long()
+    made, states = _kda(q, k, v, a.view(q.shape), b, A_log, dt_bias, scale, initial_state[slots],
+                        _tokens(len(a)))  # fmt: skip
+    initial_state[slots] = states.float()
+    out.copy_(made.unsqueeze(1))
+
+
+def sglang_kda_chunk(
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
+    scale: float, initial_state: Tensor, initial_state_indices: Tensor, cu_seqlens: Tensor,
+    use_qk_l2norm_in_kernel: bool, beta_is_raw: bool,
+) -> Tensor:  # fmt: skip
+    """A_log `[1, 1, H, 1]`; the pool moves on in place, and the result lies over v."""
+    assert use_qk_l2norm_in_kernel
+    assert beta_is_raw
+    assert A_log.shape == (1, 1, q.shape[2], 1)
+    slots = initial_state_indices.long()
+    flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state[slots], cu_seqlens)
+    initial_state[slots] = states.float()
+    return v.copy_(out.unsqueeze(0))
+
+
+def sglang_chunk(
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float,
+    initial_state: Tensor, initial_state_indices: Tensor, cu_seqlens: Tensor, head_first: bool,
+    use_qk_l2norm_in_kernel: bool,
+) -> tuple[Tensor, None, None]:  # fmt: skip
+    """g is a log decay in float32; the pool moves on in place."""
+    assert use_qk_l2norm_in_kernel
+    assert not head_first
+    assert g.dtype == beta.dtype == torch.float32
+    flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
+    out = _ready(*flat, scale, initial_state, initial_state_indices, cu_seqlens)
+    return out.to(q.dtype).unsqueeze(0), None, None
+
+
+def flashinfer_prefill(
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float,
+    initial_state: Tensor, output_state: Tensor, state_indices: Tensor, output_final_state: bool,
+    cu_seqlens: Tensor, use_qk_l2norm_in_kernel: bool, output: Tensor, max_seqlen: int,
+    use_cp: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """g is the decay itself, packed tokens `[T, ...]`, states by slot."""
+    assert output_final_state
+    assert use_qk_l2norm_in_kernel
+    assert use_cp == "auto"
+    assert output_state is initial_state
+    assert max_seqlen == int(cu_seqlens.diff().max())
+    out = _ready(q, k, v, g.double().log(), beta, scale, initial_state, state_indices, cu_seqlens)
+    return output.copy_(out), output_state
+
+
+def sglang_verify(
+    *, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
+    softplus_beta: float, softplus_threshold: float, scale: float, use_qk_l2norm_in_kernel: bool,
+    initial_state_source: Tensor, initial_state_indices: Tensor, disable_state_update: bool,
+    cu_seqlens: Tensor, intermediate_states_buffer: Tensor, intermediate_state_indices: Tensor,
+    cache_steps: int,
+) -> Tensor:  # fmt: skip
+    """The pool stays; the state after each token of row i goes to `buffer[indices[i], t]`."""
+    assert use_qk_l2norm_in_kernel
+    assert disable_state_update
+    assert (softplus_beta, softplus_threshold) == (1.0, 20.0)
+    bounds, outs = cu_seqlens.tolist(), []
+    for row, (begin, end) in enumerate(pairwise(bounds)):
+        state = initial_state_source[initial_state_indices[row]][None]
+        for t in range(begin, end):
+            one = [x[0, t : t + 1] for x in (q, k, v)] + [x[t : t + 1] for x in (a, b)]
+            out, state = _rule(*one, A_log, dt_bias, scale, state, _tokens(1))
+            intermediate_states_buffer[intermediate_state_indices[row], t - begin] = state[0]
+            outs.append(out)
+    assert cache_steps == intermediate_states_buffer.shape[1]
+    return torch.cat(outs).to(v.dtype).unsqueeze(0)
+
+
+def sglang_accept(pool: Tensor, kept: Tensor, slots: Tensor, last: Tensor, rows: Tensor) -> None:
+    """`pool[:, slots[i]] = kept[:, rows[i], last[i]]` of every layer."""
+    pool[:, slots.long()] = kept[:, rows.long(), last.long()]
+
+
+def scan_rows(
+    *, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor,
+    chunk_size: int, initial_states: Tensor, dt_softplus: bool, return_final_states: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Equal rows `[B, T, ...]` from states `[B, H, P, N]`."""
+    assert dt_softplus
+    assert return_final_states
+    assert chunk_size == 256
+    rows, length = x.shape[:2]
+    bounds = torch.arange(rows + 1, dtype=torch.int32) * length
+    flat = [t.flatten(0, 1) for t in (x, dt)]
+    groups = [t.flatten(0, 1) for t in (B, C)]
+    out, states = _scan(*flat, A, *groups, D, dt_bias, initial_states, bounds)
+    return out.to(x.dtype).unflatten(0, (rows, length)), states.float()
+
+
+def scan_packed(
+    *, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor,
+    z: None, chunk_size: int, seq_idx: Tensor, cu_seqlens: Tensor, chunk_indices: Tensor,
+    chunk_offsets: Tensor, initial_states: Tensor, dt_softplus: bool, return_final_states: bool,
+    return_varlen_states: bool, out: Tensor, state_dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Packed rows `[1, T, ...]`; pieces begin where a chunk or a row does."""
+    assert dt_softplus
+    assert return_varlen_states
+    assert not return_final_states
+    bounds = cu_seqlens.tolist()
+    begins = (chunk_indices * chunk_size + chunk_offsets).tolist()
+    assert begins == sorted({*range(0, bounds[-1], chunk_size), *bounds[:-1]})
+    assert seq_idx.squeeze(0).bincount().tolist() == cu_seqlens.diff().tolist()
+    flat = [t.squeeze(0) for t in (x, dt)]
+    groups = [t.squeeze(0) for t in (B, C)]
+    made, states = _scan(*flat, A, *groups, D, dt_bias, initial_states, cu_seqlens)
+    out.copy_(made.unsqueeze(0))
+    return states.to(state_dtype)
+
+
+def _scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor,
+    starts: Tensor, bounds: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rows = i32(*range(1, len(starts) + 1))
+    pool = torch.cat((torch.zeros_like(starts[:1]), starts))
+    out, new = reference.scan_prefill(x, dt, A, B, C, D, dt_bias, None, pool, rows, rows, bounds,
+                                      int(bounds.diff().max()))  # fmt: skip
+    return out, new[1:]
 
 
 def fla_conv_update(
@@ -184,13 +392,26 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
         "fused_recurrent_gated_delta_rule": fla_recurrent,
         "chunk_gated_delta_rule": fla_chunk,
     },
+    "fla.ops.kda": {"fused_recurrent_kda": fla_kda_recurrent, "chunk_kda": fla_kda_chunk},
     "fla.modules.causal_conv1d": {"causal_conv1d_update": fla_conv_update},
     "mamba_ssm.ops.triton.selective_state_update": {"selective_state_update": state_update},
+    "mamba_ssm.ops.triton.ssd_combined": {"mamba_chunk_scan_combined": scan_rows},
+    "flashinfer.gdn_prefill": {"chunk_gated_delta_rule": flashinfer_prefill},
     "flashinfer.gdn_decode": {"gated_delta_rule_decode_pretranspose": flashinfer_decode},
     "flashinfer.mamba.selective_state_update": {"selective_state_update": state_update},
     f"{_SGLANG}attention.fla.fused_recurrent": {
         "fused_recurrent_gated_delta_rule_packed_decode": sglang_packed
     },
+    f"{_SGLANG}attention.fla.chunk": {"chunk_gated_delta_rule": sglang_chunk},
+    f"{_SGLANG}attention.fla.kda": {"chunk_kda": sglang_kda_chunk},
+    f"{_SGLANG}attention.kda_packed_decode": {"kda_packed_decode": sglang_kda_packed},
+    f"{_SGLANG}attention.linear.fused_sigmoid_gating_recurrent": {
+        "fused_sigmoid_gating_delta_rule_update": sglang_verify
+    },
+    f"{_SGLANG}mamba.mamba_state_scatter_triton": {
+        "fused_mamba_state_scatter_with_mask": sglang_accept
+    },
+    f"{_SGLANG}mamba.triton_ops.ssd_combined": {"mamba_chunk_scan_combined": scan_packed},
     f"{_SGLANG}mamba.causal_conv1d_triton": {
         "causal_conv1d_update": sglang_conv_update,
         "causal_conv1d_fn": sglang_conv,

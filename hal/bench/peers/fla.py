@@ -27,20 +27,22 @@ _GATES: Final = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
 def _delta(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """A decode is a batch of rows of one token; a prompt is packed with its bounds."""
-    law = raw_gate(case, GateKind.SCALAR, place)
+    channel = case.args["a"].ndim == 3
+    law = raw_gate(case, GateKind.CHANNEL if channel else GateKind.SCALAR, place)
     args, states = moved_args(case, place), starting(case)
     axis = 1 if trial.decode else 0
     named: dict[str, Any] = {name: args[name].unsqueeze(axis) for name in "qkv"}
     named |= {"g": args["a"].unsqueeze(axis), "beta": args["b"].unsqueeze(axis), **_GATES}
-    named |= {"A_log": law.A_log, "dt_bias": law.dt_bias, "scale": args["q"].shape[-1] ** -0.5}
+    named |= {"A_log": law.A_log, "dt_bias": law.dt_bias.flatten()}
+    named |= {"scale": args["q"].shape[-1] ** -0.5}
     if states is not None:
         named["initial_state"] = states.contiguous().to(place)
     if not trial.decode:
         bounds = args["query_start_loc"].long()
         named |= {"cu_seqlens": bounds, "cu_seqlens_cpu": bounds.cpu()}
     form = "fused_recurrent" if trial.decode else "chunk"
-    function = load(f"fla.ops.gated_delta_rule:{form}_gated_delta_rule")
-    run = partial(function, **named, output_final_state=True, state_v_first=True,
+    path = f"kda:{form}_kda" if channel else f"gated_delta_rule:{form}_gated_delta_rule"
+    run = partial(load(f"fla.ops.{path}"), **named, output_final_state=True, state_v_first=True,
                   use_qk_l2norm_in_kernel=True)  # fmt: skip
     return Attempt(run, lambda got: Outcome(got[0].squeeze(axis), pools_with(case, got[1])))
 

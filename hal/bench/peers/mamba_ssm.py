@@ -1,4 +1,4 @@
-"""mamba_ssm's state update in Triton, by slots."""
+"""mamba_ssm in Triton: the state update by slots, and the scan of equal rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any, Final
 
 import torch
 
-from hal.bench.entrant import Attempt, NotComparable, Outcome, moved_args, pools_with, slotted
+from hal.bench.entrant import (
+    Attempt,
+    NotComparable,
+    Outcome,
+    batched,
+    moved_args,
+    pools_with,
+    slotted,
+)
 from hal.bench.peers import Peer, Way
 from hal.testing.case import Case
 from hal.testing.plan import Trial
@@ -33,11 +41,26 @@ def state_update(
     return Attempt(run, lambda got: Outcome(out.get("out", got), pools_with(case, pool[1:])))
 
 
+def _ssd(trial: Trial, case: Case, place: torch.device) -> Attempt:
+    """A batch of equal rows from states gathered beforehand; its packed form takes none."""
+    if case.args["x"].ndim != 3 or case.args["z"] is not None or case.args["dt"] is None:
+        raise NotComparable("its scan is Mamba-2's without z here")
+    args, (pool, _) = moved_args(case, place), slotted(case, place)
+    named = batched(case, place, "x dt B C")
+    run = partial(
+        load("mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined"), **named, A=args["A"],
+        D=args["D"], dt_bias=args["dt_bias"], chunk_size=256, initial_states=pool[1:].contiguous(),
+        dt_softplus=True, return_final_states=True,
+    )  # fmt: skip
+    return Attempt(run, lambda got: Outcome(got[0].flatten(0, 1), pools_with(case, got[1])))
+
+
 PEER: Final = Peer(
     "mamba_ssm",
     "mamba-ssm",
     ("cuda",),
     (
+        Way("scan.prefill", _ssd, "equal rows"),
         Way(
             "scan.decode",
             partial(

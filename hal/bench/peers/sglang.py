@@ -1,41 +1,25 @@
-"""SGLang's kernels: the packed decode, the Triton convolution, LFM2's and Mamba-2's steps."""
+"""SGLang's kernels: the delta rule, the Triton convolution, LFM2's and Mamba-2's operations."""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
 from typing import Final
 
 import torch
 
-from hal.bench.entrant import Attempt, Outcome, moved_args, pools_with, raw_gate, slotted
+from hal.bench.entrant import Attempt, NotComparable, Outcome, moved_args, pools_with, slotted
 from hal.bench.peers import Peer, Way
 from hal.bench.peers.mamba_ssm import state_update
-from hal.model.spec import GateKind
+from hal.bench.peers.sglang_delta import OPS, WAYS
 from hal.testing.case import Case
 from hal.testing.plan import Trial
 from hal_registry import load
 
-_OPS: Final = "sglang.kernels.ops."
-
-
-def _decode(trial: Trial, case: Case, place: torch.device) -> Attempt:
-    """The decode on mixed q, k and v, which are put together beforehand."""
-    law = raw_gate(case, GateKind.SCALAR, place)
-    args, (pool, slots) = moved_args(case, place), slotted(case, place)
-    mixed = torch.cat([args[name].flatten(1) for name in "qkv"], 1)
-    out = torch.empty_like(args["v"]).unsqueeze(1)
-    name = "fused_recurrent_gated_delta_rule_packed_decode"
-    run = partial(
-        load(f"{_OPS}attention.fla.fused_recurrent:{name}"), mixed_qkv=mixed, a=args["a"],
-        b=args["b"], A_log=law.A_log, dt_bias=law.dt_bias, scale=args["q"].shape[-1] ** -0.5,
-        use_qk_l2norm_in_kernel=True, initial_state=pool, ssm_state_indices=slots, out=out,
-    )  # fmt: skip
-    return Attempt(run, lambda got: Outcome(out.squeeze(1), pools_with(case, pool[1:])))
-
 
 def _conv_decode(trial: Trial, case: Case, place: torch.device) -> Attempt:
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
-    update = load(f"{_OPS}mamba.causal_conv1d_triton:causal_conv1d_update")
+    update = load(f"{OPS}mamba.causal_conv1d_triton:causal_conv1d_update")
     run = partial(update, args["x"], pool, args["weight"], args["bias"],
                   case.options["activation"], conv_state_indices=slots)  # fmt: skip
     return Attempt(run, lambda got: Outcome(got, pools_with(case, pool[1:])))
@@ -45,7 +29,7 @@ def _conv_prefill(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """Channels first: a view of the packed tokens."""
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     has = torch.ones(len(slots), dtype=torch.bool, device=place)
-    function = load(f"{_OPS}mamba.causal_conv1d_triton:causal_conv1d_fn")
+    function = load(f"{OPS}mamba.causal_conv1d_triton:causal_conv1d_fn")
     run = partial(
         function, args["x"].t(), args["weight"], args["bias"], pool, args["query_start_loc"],
         list(case.rows.lengths), activation=case.options["activation"], cache_indices=slots,
@@ -58,7 +42,7 @@ def _short(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """LFM2's whole short convolution; its gates are slices of one projection there."""
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     gates = torch.cat([args[name] for name in ("B", "C", "x")], 1).chunk(3, 1)
-    path = f"{_OPS}mamba.lfm_short_conv:fused_lfm_short_conv_"
+    path = f"{OPS}mamba.lfm_short_conv:fused_lfm_short_conv_"
     if trial.decode:
         run = partial(load(path + "decode"), *gates, args["weight"], pool, slots)
     else:
@@ -68,21 +52,53 @@ def _short(trial: Trial, case: Case, place: torch.device) -> Attempt:
     return Attempt(run, lambda got: Outcome(got, pools_with(case, pool[1:])))
 
 
+def _ssd(trial: Trial, case: Case, place: torch.device) -> Attempt:
+    """Packed rows from states that are gathered beforehand; chunks are cut where a row begins."""
+    if case.args["x"].ndim != 3 or case.args["z"] is not None or case.args["dt"] is None:
+        raise NotComparable("its scan is Mamba-2's without z here")
+    args, (pool, slots) = moved_args(case, place), slotted(case, place)
+    bounds = args["query_start_loc"]
+    named = {name: args[name].unsqueeze(0) for name in ("x", "dt", "B", "C")}
+    order = torch.arange(len(slots), dtype=torch.int32, device=place)
+    pieces = _pieces(case, _CHUNK).to(place)
+    out = torch.empty_like(named["x"])
+    run = partial(
+        load(f"{OPS}mamba.triton_ops.ssd_combined:mamba_chunk_scan_combined"), **named,
+        A=args["A"], D=args["D"], dt_bias=args["dt_bias"], z=None, chunk_size=_CHUNK,
+        seq_idx=order.repeat_interleave(bounds.diff()).unsqueeze(0), cu_seqlens=bounds,
+        chunk_indices=pieces[0], chunk_offsets=pieces[1], initial_states=pool[1:].contiguous(),
+        dt_softplus=True, return_final_states=False, return_varlen_states=True, out=out,
+        state_dtype=pool.dtype,
+    )  # fmt: skip
+    return Attempt(run, lambda got: Outcome(out.squeeze(0), pools_with(case, got)))
+
+
+_CHUNK: Final = 256
+
+
+def _pieces(case: Case, size: int) -> torch.Tensor:
+    """Chunks of the packed tokens and offsets in them, `[2, P]`, cut where a row begins."""
+    begins = [0, *accumulate(case.rows.lengths)]
+    starts = sorted({*range(0, begins[-1], size), *begins[:-1]})
+    return torch.tensor([divmod(start, size) for start in starts], dtype=torch.int32).t().clone()
+
+
 PEER: Final = Peer(
     "sglang",
     "sglang",
     ("cuda",),
     (
-        Way("delta_rule.decode", _decode),
+        *WAYS,
         Way("conv.decode", _conv_decode),
         Way("conv.prefill", _conv_prefill),
         Way("short_conv.decode", _short),
         Way("short_conv.prefill", _short),
+        Way("scan.prefill", _ssd, "states gathered before"),
         Way(
             "scan.decode",
             partial(
                 state_update,
-                f"{_OPS}mamba.triton_ops.mamba_ssm:selective_state_update",
+                f"{OPS}mamba.triton_ops.mamba_ssm:selective_state_update",
                 given=True,
             ),
         ),
