@@ -142,9 +142,14 @@ def _run(device: Emulator, address: int, variant: Variant) -> None:
     track = at(given.track, i32, [given.points, 3], [3, 1]).clone() if variant.track else None
     wide = [torch.float32 if w else torch.bfloat16 for w in (variant.wide_a, variant.wide_b)]
     wide_a = [given.a_h, 1] if variant.channel else [1]
+    if variant.channel:
+        assert given.a % (2 * wide[0].itemsize) == given.a_t % 2 == given.a_h % 2 == 0
     a = at(given.a, wide[0], [tokens, heads, DIM][: 1 + len(wide_a)], [given.a_t, *wide_a])
     b = at(given.b, wide[1], [tokens, heads], [given.b_t, 1])
     gate = None if variant.ready else _gate(given, variant)
+    if not rows:
+        at(given.out, torch.bfloat16, [tokens, heads, DIM], [given.out_t, given.out_h, 1]).zero_()
+        return
     ids = [*src.tolist(), *dst.tolist(), *([] if track is None else track[:, 2].tolist())]
     shape, strides = [max([0, *ids]) + 1, heads, DIM, DIM], [given.s_slot, given.s_h, DIM, 1]
     assert given.state % 8 == given.s_slot % 2 == given.s_h % 2 == 0

@@ -78,6 +78,28 @@ def test_decays_by_channel_are_prepared_by_a_kernel_of_their_own(
     assert device.launched == [("kda_prepare", 0), ("gdn_prefill", 1)]
 
 
+@pytest.mark.parametrize("gap", [1, 3])
+def test_gates_of_channels_at_odd_strides_are_copied(device: Emulator, gap: int) -> None:
+    dims = replace(HEAD, gate=GateKind.CHANNEL)
+    odd = case(dims=dims, gap=gap).args["a"]
+    assert odd.stride(1) % 2
+    case(dims=dims).replace(a=odd).check(rule().prefill)
+
+
+def test_gates_of_channels_at_an_odd_address_are_copied(device: Emulator) -> None:
+    subject = case(dims=replace(HEAD, gate=GateKind.CHANNEL))
+    odd = shifted(subject.args["a"], 1)
+    assert odd.data_ptr() % 4
+    subject.replace(a=odd).check(rule().prefill)
+
+
+@pytest.mark.parametrize("gate", [GateKind.SCALAR, GateKind.CHANNEL])
+@pytest.mark.parametrize("pads", [5, 700])
+def test_pads_alone_take_the_one_launch(device: Emulator, pads: int, gate: GateKind) -> None:
+    case(make_rows([], pads=pads), replace(HEAD, gate=gate)).check(rule().prefill)
+    assert device.launched == [("gdn_prefill", 0)]
+
+
 def test_many_rows_of_channels_hold_whole_heads(device: Emulator) -> None:
     dims = replace(HEAD, HV=32, gate=GateKind.CHANNEL)
     case(make_rows([(1, "continue")] * 3), dims).check(rule().prefill)

@@ -34,4 +34,4 @@ def test_a_bound_short_conv_layer_equals_the_oracle_in_every_mode() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bound_cca_layer_equals_the_oracle_in_every_mode(dtype: torch.dtype) -> None:
-    bound.cca(bound.Place("cpu", Registry.of(bound.with_cca(DECLARED))), dtype).run()
+    bound.cca(bound.Place("cpu", Registry.of(DECLARED)), dtype).run()

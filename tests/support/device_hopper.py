@@ -154,6 +154,11 @@ def _channels() -> Iterator[tuple[str, checks.Check]]:
         label = f"NCONS={consumers} parts={cut.parts}"
         for name, case in _channel_cases():
             yield f"hopper.prefill channel {name} {label}", partial(_held, case, call, launched)
+    for gate in (GateKind.SCALAR, GateKind.CHANNEL):
+        for pads in (5, 1500):
+            case = delta_case(make_rows([], pads=pads), replace(HEAD, gate=gate), dtype=BF16)
+            name = f"hopper.prefill {gate.value}, {pads} pads alone"
+            yield name, partial(_held, case, rule().prefill, 1)
     for gate in (GateKind.CHANNEL, GateKind.SAFE):
         case = delta_case(checks.PACKED, replace(HEAD, gate=gate), dtype=BF16)
         name = f"hopper.prefill_fused {gate.value}"

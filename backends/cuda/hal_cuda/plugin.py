@@ -79,8 +79,8 @@ OFFERS = {
     "conv.commit": _drafts(CONV),
     "conv_state.step": Offer(
         dtypes=FLOATS,
-        layouts=("ring",),
-        kinds=("short_conv",),
+        layouts=("ring", "CW", "WC"),
+        kinds=("short_conv", "cca"),
         features=("negative_slots",),
     ),
     "short_conv.prefill": SHORT_CONV,

@@ -87,7 +87,7 @@ def variant_of(call: DeltaCall, consumers: int, prepared: bool = False) -> Varia
         wide_b=call.b.dtype != torch.bfloat16,
         l2=call.qk_l2norm,
         prepared=prepared,
-        channel=channel_of(call),
+        channel=channel_of(call) if prepared else 0,
     )
 
 
@@ -104,7 +104,7 @@ class HopperPrefill(PrefillRunner):
         if torch.float16 in (call.a.dtype, call.b.dtype):
             return self._widened
         tokens = (call.q, call.k, call.v, *([] if call.out is None else [call.out]))
-        if not all(map(strides_fit, tokens)):
+        if not all(map(strides_fit, tokens)) or not pairs_fit(call):
             return self._copied
         variant = self._variant(call)
         runs = _Cut.of(call, variant) if variant.prepared else _Whole.of(call, variant)
@@ -113,6 +113,8 @@ class HopperPrefill(PrefillRunner):
     def _variant(self, call: DeltaCall) -> Variant:
         """The form by the tuning; few chunks are not worth a launch that prepares them."""
         work = call.src.shape[0] * call.dims.HV
+        if not work:  # pads alone, which no gate decays
+            return variant_of(call, 2)
         if call.is_channel:
             return variant_of(
                 call, self._tuning.pick(CHANNEL_TABLE, work).blocks["CONSUMERS"], True
@@ -128,10 +130,11 @@ class HopperPrefill(PrefillRunner):
     def _copied(self, call: DeltaCall, out: Tensor) -> None:
         """The same call on copies of what bulk copies and wide stores cannot address."""
         q, k, v = (x if _reachable(x) else _dense(x) for x in (call.q, call.k, call.v))
+        a = call.a if pairs_fit(call) and _pairs_lie(call) else _dense(call.a)
         target = (
             out if _reachable(out) else torch.empty(out.shape, dtype=out.dtype, device=v.device)
         )
-        self(replace(call, q=q, k=k, v=v, out=target))
+        self(replace(call, q=q, k=k, v=v, a=a, out=target))
         if target is not out:
             out.copy_(target)
 
@@ -220,7 +223,7 @@ class _Launched:
         """Fill `out` and the slots."""
         state, to = call.state.data_ptr(), out.data_ptr()
         tokens = (call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr())
-        if (tokens[0] | tokens[1] | tokens[2] | to) % ALIGNMENT:
+        if (tokens[0] | tokens[1] | tokens[2] | to) % ALIGNMENT or not _pairs_lie(call):
             self.copied(call, out)
         elif state % _PAIR:
             self.shared(call)(call, out)
@@ -247,6 +250,17 @@ def _raw_stream(index: int) -> int:
     """The stream that torch would launch on, as the driver knows it."""
     stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
     return stream(index)
+
+
+def pairs_fit(call: DeltaCall) -> bool:
+    """Whether gates of channels can be read in pairs at their strides; those of heads need not."""
+    a = call.a
+    return not call.is_channel or (a.stride(2) == 1 and not (a.stride(0) | a.stride(1)) % 2)
+
+
+def _pairs_lie(call: DeltaCall) -> bool:
+    """Whether they can at their address."""
+    return not call.is_channel or not call.a.data_ptr() % (2 * call.a.element_size())
 
 
 def _reachable(x: Tensor) -> bool:
