@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import rows as lines
+import rows_kda
 
 from hal_cuda.hopper.provider import HopperProvider
 from hal_cuda.provider import TritonProvider
@@ -38,9 +39,34 @@ def rival(lengths: Sequence[int], heads: tuple[int, int]) -> list[Call]:
     return lines.prefill(lines.provider(), lengths, *heads)
 
 
+CHANNELS: Sequence[tuple[str, Sequence[int], bool, str]] = (
+    ("16x2048", [2048] * 16, False, "1300 / 700"),
+    ("1x8192 on the device", [8192], True, "500 / 300"),
+    ("1x8192 eager", [8192], False, ""),
+    ("mix", lines.MIX, False, ""),
+)
+"""The same of Kimi Delta Attention, 32 heads."""
+
+
+def channels(ops: TritonProvider, lengths: Sequence[int]) -> list[Call]:
+    """The whole operation where every channel decays, by the kernels in CUDA C++."""
+    return rows_kda.prefill(HopperProvider(lines.DEVICE, {"tuning": ops.tuning}), lengths)
+
+
+def slow(lengths: Sequence[int]) -> list[Call]:
+    """The same by the shared kernels as shipped."""
+    return rows_kda.prefill(lines.provider(), lengths)
+
+
 def rows() -> list[lines.Row]:
     """Every line, those with a goal first."""
-    return [
+    kda = [
+        lines.Row(f"hopper KDA prefill {name} (floor: cuda.triton)", partial(channels,
+            lengths=lengths), floor=partial(slow, lengths),
+            graph=graph, goal=goal)
+        for name, lengths, graph, goal in CHANNELS
+    ]  # fmt: skip
+    return kda + [
         lines.Row(f"hopper prefill {name} (floor: cuda.triton)", partial(prefill, lengths=lengths,
             heads=heads), floor=partial(rival, lengths, heads), graph=graph, goal=goal)
         for name, lengths, heads, graph, goal in SHAPES

@@ -99,9 +99,9 @@ OFFERS = {
 
 EVIDENCE = {
     "arch": "sm_90",
-    "date": "2026-11-29",
+    "date": "2026-11-30",
     "versions": "Python 3.12.3, torch 2.11.0+cu130, triton 3.6.0",
-    "report": "docs/reports/h200-2026-11-29.json",
+    "report": "docs/reports/h200-2026-11-30.json",
 }
 """Of the parity checks' last run; `benchmarks/gpu/proof.py` makes the report from theirs."""
 
