@@ -9,6 +9,12 @@ borders are made, and a second phase walks the parts between and the last one. T
 from dataclasses import dataclass
 from typing import Final
 
+RESIDENT: Final = 3
+"""Blocks of a multiprocessor that prepare chunks."""
+
+SLICES: Final = 8
+"""Blocks of a head that make the states between parts."""
+
 _STEP_US: Final = 1.7
 """Of a walk over a chunk, as it was measured on an H200."""
 

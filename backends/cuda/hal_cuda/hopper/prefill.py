@@ -19,7 +19,7 @@ from hal_cuda.hopper.arguments import (
     strides_fit,
     view_of,
 )
-from hal_cuda.hopper.cut import Cut, cut_of
+from hal_cuda.hopper.cut import RESIDENT, SLICES, Cut, cut_of
 from hal_cuda.hopper.driver import Kernel, driver
 from hal_cuda.hopper.variant import CHANNEL, KERNELS, READY, SAFE, Variant
 from hal_triton.delta_rule.call import DeltaCall, gate_numbers, gate_tensors, result_strides
@@ -37,12 +37,6 @@ CHANNEL_TABLE: Final = "delta_rule.channel_prefill.hopper"
 
 _LEAST_CHUNKS: Final = 8
 """Of a row, that a launch which prepares them is worth."""
-
-_RESIDENT: Final = 3
-"""Blocks of a multiprocessor that prepare chunks."""
-
-_SLICES: Final = 8
-"""Blocks of a head that make the states between parts."""
 
 _PAIR: Final = 8
 """Bytes of the pairs of float32 by which a state is read and written."""
@@ -187,7 +181,7 @@ class _Cut:
         blocks = heads * 2 // variant.consumers
         cut = cut_of(chunks_of(call), rows * blocks, processors)
         items = (call.q.shape[0] // CHUNK + rows) * heads
-        preparing = items if variant.channel else min(items, _RESIDENT * processors)
+        preparing = items if variant.channel else min(items, RESIDENT * processors)
         kept = items * (CHANNEL_RECORD if variant.channel else RECORD)
         return cls(prepare, walk, join, cut, preparing, kept, blocks, index)
 
@@ -204,7 +198,7 @@ class _Cut:
         if parts > 1:
             block.number(phase=0)
             driver().chain(self.walk, rows * (2 * parts - 3) * self.blocks, given, stream)
-            driver().chain(self.join, rows * call.dims.HV * _SLICES, given, stream)
+            driver().chain(self.join, rows * call.dims.HV * SLICES, given, stream)
         block.number(phase=1)
         driver().chain(self.walk, (rows * max(parts - 1, 1) + 1) * self.blocks, given, stream)
 
