@@ -19,7 +19,7 @@ from hal_cuda.hopper.arguments import (
     strides_fit,
     view_of,
 )
-from hal_cuda.hopper.cut import RESIDENT, SLICES, Cut, cut_of
+from hal_cuda.hopper.cut import RESIDENT, SLICES, cut_of
 from hal_cuda.hopper.driver import Kernel, driver
 from hal_cuda.hopper.variant import CHANNEL, KERNELS, READY, SAFE, Variant
 from hal_triton.delta_rule.call import DeltaCall, gate_numbers, gate_tensors, result_strides
@@ -98,24 +98,20 @@ class HopperPrefill(PrefillRunner):
         if torch.float16 in (call.a.dtype, call.b.dtype):
             return self._widened
         tokens = (call.q, call.k, call.v, *([] if call.out is None else [call.out]))
-        if not all(map(strides_fit, tokens)) or not pairs_fit(call):
+        if not all(map(strides_fit, tokens)) or not _pairs_fit(call):
             return self._copied
         variant = self._variant(call)
-        runs = _Cut.of(call, variant) if variant.prepared else _Whole.of(call, variant)
-        return _Launched(block_of(call, variant), runs, self._copied, super()._plan)
+        block, form = block_of(call, variant), _InParts if variant.prepared else _Whole
+        return _Launched(block, form.of(call, variant, block), self._copied, super()._plan)
 
     def _variant(self, call: DeltaCall) -> Variant:
         """The form by the tuning; few chunks are not worth a launch that prepares them."""
         work = call.src.shape[0] * call.dims.HV
         if not work:  # pads alone, which no gate decays
             return variant_of(call, 2)
-        if call.is_channel:
-            return variant_of(
-                call, self._tuning.pick(CHANNEL_TABLE, work).blocks["CONSUMERS"], True
-            )
-        blocks = self._tuning.pick(TABLE, work).blocks
-        prepared = bool(blocks.get("PREPARED")) and chunks_of(call) >= _LEAST_CHUNKS
-        return variant_of(call, blocks["CONSUMERS"], prepared)
+        blocks = self._tuning.pick(CHANNEL_TABLE if call.is_channel else TABLE, work).blocks
+        worth_it = bool(blocks.get("PREPARED")) and chunks_of(call) >= _LEAST_CHUNKS
+        return variant_of(call, blocks["CONSUMERS"], call.is_channel or worth_it)
 
     def _widened(self, call: DeltaCall, out: Tensor) -> None:
         """The same call with gates in float32."""
@@ -124,7 +120,7 @@ class HopperPrefill(PrefillRunner):
     def _copied(self, call: DeltaCall, out: Tensor) -> None:
         """The same call on copies of what bulk copies and wide stores cannot address."""
         q, k, v = (x if _reachable(x) else _dense(x) for x in (call.q, call.k, call.v))
-        a = call.a if pairs_fit(call) and _pairs_lie(call) else _dense(call.a)
+        a = call.a if _pairs_fit(call) and _pairs_lie(call) else _dense(call.a)
         target = (
             out if _reachable(out) else torch.empty(out.shape, dtype=out.dtype, device=v.device)
         )
@@ -151,7 +147,8 @@ class _Whole:
     index: int
 
     @classmethod
-    def of(cls, call: DeltaCall, variant: Variant) -> "_Whole":
+    def of(cls, call: DeltaCall, variant: Variant, block: Block) -> "_Whole":
+        """The launch of a call, whose arguments need nothing more."""
         index = call.v.get_device()
         programs = variant.programs(call.src.shape[0], call.dims.HV)
         return cls(KERNELS.get(variant.walk(), index), programs, index)
@@ -161,46 +158,57 @@ class _Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """Chunks are prepared all at once, then the parts of rows are walked in two phases."""
+class _InParts:
+    """Chunks are prepared all at once, then the parts of rows are walked in two phases.
+
+    Beside the kernels stand the programs of each launch; `records` and `borders` are the sizes of
+    what passes between them, in bytes and in elements. Rows that are whole have no first phase.
+    """
 
     prepare: Kernel
     walk: Kernel
     join: Kernel
-    cut: Cut
     preparing: int
-    bytes_kept: int
-    blocks: int
+    first: int
+    joining: int
+    rest: int
+    records: int
+    borders: int
     index: int
 
     @classmethod
-    def of(cls, call: DeltaCall, variant: Variant) -> "_Cut":
+    def of(cls, call: DeltaCall, variant: Variant, block: Block) -> "_InParts":
+        """The launches of a call, whose cut goes into its arguments."""
         index, rows, heads = call.v.get_device(), call.src.shape[0], call.dims.HV
         processors = driver().processors(index)
         walk, prepare, join = (KERNELS.get(form, index) for form in variant.forms())
         blocks = heads * 2 // variant.consumers
         cut = cut_of(chunks_of(call), rows * blocks, processors)
-        items = (call.q.shape[0] // CHUNK + rows) * heads
-        preparing = items if variant.channel else min(items, RESIDENT * processors)
-        kept = items * (CHANNEL_RECORD if variant.channel else RECORD)
-        return cls(prepare, walk, join, cut, preparing, kept, blocks, index)
+        block.number(parts=cut.parts, waves=cut.waves)
+        items, whole = (call.q.shape[0] // CHUNK + rows) * heads, cut.parts == 1
+        return cls(
+            prepare, walk, join,
+            preparing=items if variant.channel else min(items, RESIDENT * processors),
+            first=0 if whole else rows * (2 * cut.parts - 3) * blocks,
+            joining=rows * heads * SLICES,
+            rest=(rows * max(cut.parts - 1, 1) + 1) * blocks,
+            records=items * (CHANNEL_RECORD if variant.channel else RECORD),
+            borders=0 if whole else rows * 2 * cut.parts * heads * SQUARE,
+            index=index,
+        )  # fmt: skip
 
     def __call__(self, block: Block, call: DeltaCall, stream: int) -> None:
-        rows, parts, like = call.src.shape[0], self.cut.parts, call.v
-        records = like.new_empty(self.bytes_kept, dtype=torch.uint8)
-        borders = rows * 2 * parts * call.dims.HV * SQUARE if parts > 1 else 0
-        sums = like.new_empty(borders, dtype=torch.float32)
-        block.number(
-            records=records.data_ptr(), sums=sums.data_ptr(), parts=parts, waves=self.cut.waves
-        )
+        records = call.v.new_empty(self.records, dtype=torch.uint8)
+        sums = call.v.new_empty(self.borders, dtype=torch.float32)
+        block.number(records=records.data_ptr(), sums=sums.data_ptr())
         given = block.launchable()
         driver().launch(self.prepare, self.preparing, given, self.index, stream)
-        if parts > 1:
+        if self.first:
             block.number(phase=0)
-            driver().chain(self.walk, rows * (2 * parts - 3) * self.blocks, given, stream)
-            driver().chain(self.join, rows * call.dims.HV * SLICES, given, stream)
+            driver().chain(self.walk, self.first, given, stream)
+            driver().chain(self.join, self.joining, given, stream)
         block.number(phase=1)
-        driver().chain(self.walk, (rows * max(parts - 1, 1) + 1) * self.blocks, given, stream)
+        driver().chain(self.walk, self.rest, given, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +254,7 @@ def _raw_stream(index: int) -> int:
     return stream(index)
 
 
-def pairs_fit(call: DeltaCall) -> bool:
+def _pairs_fit(call: DeltaCall) -> bool:
     """Whether gates of channels can be read in pairs at their strides; those of heads need not."""
     a = call.a
     return not call.is_channel or (a.stride(2) == 1 and not (a.stride(0) | a.stride(1)) % 2)

@@ -19,6 +19,11 @@ _REGISTERS: Final[Mapping[int, Mapping[str, int]]] = {
 }
 """By consuming groups: the groups that solve, and the registers of a thread of each role."""
 
+_LOADING: Final[Mapping[int, Mapping[str, int]]] = {
+    2: {"CONS_REGS": 232, "LOAD_REGS": 40},
+    1: {},
+}
+"""The same where chunks are prepared, so that a group has nothing to do but load."""
 
 PREFILL: Final = "gdn_prefill"
 PREPARE: Final = "gdn_prepare"
@@ -31,13 +36,6 @@ READY, CHANNEL, SAFE = 1, 2, 3
 
 SHARED: Final = "{}_shared"
 """The int of a kernel's module that says how much shared memory a block takes."""
-
-
-_LOADING: Final[Mapping[int, Mapping[str, int]]] = {
-    2: {"CONS_REGS": 232, "LOAD_REGS": 40},
-    1: {},
-}
-"""The same where chunks are prepared, so that a group has nothing to do but load."""
 
 
 @dataclass(frozen=True, slots=True)
