@@ -19,13 +19,13 @@ from hal.testing.rows import i32
 
 def _rule(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    scale: float, starts: Tensor, bounds: Tensor,
+    scale: float, starts: Tensor, bounds: Tensor, kind: GateKind = GateKind.SCALAR,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs and last states of rows that start from `starts` `[B, HV, V, K]`."""
     rows = range(1, len(starts) + 1)
     pool = torch.cat((torch.zeros_like(starts[:1]), starts))
     out, new = reference.delta_rule_prefill(
-        q, k, v, a, b, Gate(GateKind.SCALAR, A_log, dt_bias), pool, i32(*rows), i32(*rows), bounds,
+        q, k, v, a, b, Gate(kind, A_log, dt_bias), pool, i32(*rows), i32(*rows), bounds,
         int(bounds.diff().max()),
     )  # fmt: skip
     return out * scale * q.shape[-1] ** 0.5, new[1:]
@@ -36,13 +36,8 @@ def _kda(
     scale: float, starts: Tensor, bounds: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same with a gate a channel, whose bias comes flat."""
-    rows = range(1, len(starts) + 1)
-    pool = torch.cat((torch.zeros_like(starts[:1]), starts))
-    law = Gate(GateKind.CHANNEL, A_log.flatten(), dt_bias.view(q.shape[1], -1))
-    out, new = reference.delta_rule_prefill(
-        q, k, v, a, b, law, pool, i32(*rows), i32(*rows), bounds, int(bounds.diff().max())
-    )
-    return out * scale * q.shape[-1] ** 0.5, new[1:]
+    law = A_log.flatten(), dt_bias.view(q.shape[1], -1)
+    return _rule(q, k, v, a, b, *law, scale, starts, bounds, GateKind.CHANNEL)
 
 
 def _ready(

@@ -22,12 +22,17 @@ from hal.testing.plan import Trial
 from hal_registry import load
 
 
+def hold_to_mamba2(case: Case, what: str) -> None:
+    """Refuse a scan that is not Mamba-2's, or one with z."""
+    if case.args["x"].ndim != 3 or case.args["z"] is not None or case.args["dt"] is None:
+        raise NotComparable(f"its {what} is Mamba-2's without z here")
+
+
 def state_update(
     path: str, trial: Trial, case: Case, place: torch.device, *, given: bool = False, **more: Any
 ) -> Attempt:
     """The update that several libraries have with the same names; `given` passes a result."""
-    if case.args["x"].ndim != 3 or case.args["z"] is not None or case.args["dt"] is None:
-        raise NotComparable("its update is Mamba-2's without z here")
+    hold_to_mamba2(case, "update")
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     heads, P, N = pool.shape[1:]
     wide = {name: args[name].unsqueeze(-1).expand(*args[name].shape, P)
@@ -43,8 +48,7 @@ def state_update(
 
 def _ssd(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """A batch of equal rows from states gathered beforehand; its packed form takes none."""
-    if case.args["x"].ndim != 3 or case.args["z"] is not None or case.args["dt"] is None:
-        raise NotComparable("its scan is Mamba-2's without z here")
+    hold_to_mamba2(case, "scan")
     args, (pool, _) = moved_args(case, place), slotted(case, place)
     named = batched(case, place, "x dt B C")
     run = partial(

@@ -8,9 +8,9 @@ from typing import Final
 
 import torch
 
-from hal.bench.entrant import Attempt, NotComparable, Outcome, moved_args, pools_with, slotted
+from hal.bench.entrant import Attempt, Outcome, moved_args, pools_with, slotted
 from hal.bench.peers import Peer, Way
-from hal.bench.peers.mamba_ssm import state_update
+from hal.bench.peers.mamba_ssm import hold_to_mamba2, state_update
 from hal.bench.peers.sglang_delta import OPS, WAYS
 from hal.testing.case import Case
 from hal.testing.plan import Trial
@@ -54,8 +54,7 @@ def _short(trial: Trial, case: Case, place: torch.device) -> Attempt:
 
 def _ssd(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """Packed rows from states that are gathered beforehand; chunks are cut where a row begins."""
-    if case.args["x"].ndim != 3 or case.args["z"] is not None or case.args["dt"] is None:
-        raise NotComparable("its scan is Mamba-2's without z here")
+    hold_to_mamba2(case, "scan")
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     bounds = args["query_start_loc"]
     named = {name: args[name].unsqueeze(0) for name in ("x", "dt", "B", "C")}

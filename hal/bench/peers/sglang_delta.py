@@ -28,34 +28,24 @@ _FLA: Final = f"{OPS}attention.fla."
 
 
 def _decode(trial: Trial, case: Case, place: torch.device) -> Attempt:
-    """The decode on mixed q, k and v, which are put together beforehand."""
-    if case.args["a"].ndim == 3:
-        return _kda_decode(case, place)
-    law = raw_gate(case, GateKind.SCALAR, place)
+    """A decode on mixed q, k and v, which are put together beforehand; KDA's has its own kernel."""
+    channel = case.args["a"].ndim == 3
+    law = raw_gate(case, GateKind.CHANNEL if channel else GateKind.SCALAR, place)
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
-    mixed = torch.cat([args[name].flatten(1) for name in "qkv"], 1)
     out = torch.empty_like(args["v"]).unsqueeze(1)
-    name = "fused_recurrent_gated_delta_rule_packed_decode"
-    run = partial(
-        load(f"{_FLA}fused_recurrent:{name}"), mixed_qkv=mixed, a=args["a"], b=args["b"],
-        A_log=law.A_log, dt_bias=law.dt_bias, scale=args["q"].shape[-1] ** -0.5,
-        use_qk_l2norm_in_kernel=True, initial_state=pool, ssm_state_indices=slots, out=out,
-    )  # fmt: skip
-    return Attempt(run, lambda got: Outcome(out.squeeze(1), pools_with(case, pool[1:])))
-
-
-def _kda_decode(case: Case, place: torch.device) -> Attempt:
-    """The same for a gate a channel, by a kernel of its own."""
-    law = raw_gate(case, GateKind.CHANNEL, place)
-    args, (pool, slots) = moved_args(case, place), slotted(case, place)
-    mixed = torch.cat([args[name].flatten(1) for name in "qkv"], 1)
-    out = torch.empty_like(args["v"]).unsqueeze(1)
-    run = partial(
-        load(f"{OPS}attention.kda_packed_decode:kda_packed_decode"), mixed_qkv=mixed,
-        a=args["a"].flatten(1), b=args["b"], A_log=law.A_log, dt_bias=law.dt_bias.flatten(),
-        scale=args["q"].shape[-1] ** -0.5, initial_state=pool, out=out, ssm_state_indices=slots,
-        num_q_heads=args["q"].shape[1],
-    )  # fmt: skip
+    named: dict[str, Any] = {
+        **{"mixed_qkv": torch.cat([args[name].flatten(1) for name in "qkv"], 1), "b": args["b"]},
+        **{"A_log": law.A_log, "scale": args["q"].shape[-1] ** -0.5, "initial_state": pool},
+        **{"ssm_state_indices": slots, "out": out},
+    }
+    if channel:
+        named |= {"a": args["a"].flatten(1), "dt_bias": law.dt_bias.flatten()}
+        named |= {"num_q_heads": args["q"].shape[1]}
+        path = f"{OPS}attention.kda_packed_decode:kda_packed_decode"
+    else:
+        named |= {"a": args["a"], "dt_bias": law.dt_bias, "use_qk_l2norm_in_kernel": True}
+        path = f"{_FLA}fused_recurrent:fused_recurrent_gated_delta_rule_packed_decode"
+    run = partial(load(path), **named)
     return Attempt(run, lambda got: Outcome(out.squeeze(1), pools_with(case, pool[1:])))
 
 
