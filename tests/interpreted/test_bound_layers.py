@@ -9,17 +9,21 @@ from hal_cuda.plugin import MANIFEST
 from hal_registry import Registry
 from support import device_bound as bound
 
-DECLARED = replace(
-    MANIFEST,
-    name="cpu.triton",
-    device="cpu",
-    load="hal_triton.provider:TritonProvider",
-    probe="",
-    needs=(),
-    arches=(),
-    proofs=(),
+HERE = bound.Place(
+    "cpu",
+    Registry.of(
+        replace(
+            MANIFEST,
+            name="cpu.triton",
+            device="cpu",
+            load="hal_triton.provider:TritonProvider",
+            probe="",
+            needs=(),
+            arches=(),
+            proofs=(),
+        )
+    ),
 )
-HERE = bound.Place("cpu", Registry.of(DECLARED))
 """The declaration of the NVIDIA provider, on tensors of the host."""
 
 
@@ -34,4 +38,4 @@ def test_a_bound_short_conv_layer_equals_the_oracle_in_every_mode() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bound_cca_layer_equals_the_oracle_in_every_mode(dtype: torch.dtype) -> None:
-    bound.cca(bound.Place("cpu", Registry.of(DECLARED)), dtype).run()
+    bound.cca(HERE, dtype).run()

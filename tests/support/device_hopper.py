@@ -25,6 +25,7 @@ from hal_cuda.hopper.provider import HopperDeltaRule
 from hal_cuda.provider import tuning
 from hal_triton.tuning import Config
 from support import device_checks as checks
+from support.device_gates import Named, hard_keys, lengths, slices, strengths, wide_gates
 from support.ops import Call, Case, Delta, Rows, delta_case, i32, make_rows
 from support.triton_cases import gated_norm, mixed_qkv
 
@@ -40,7 +41,7 @@ EDGES = make_rows(
     seed=4,
     pads=131,
 )
-GONE = replace(HEAD, gate=None)
+READY = replace(HEAD, gate=None)
 CUTS = (Cut(1, 1), Cut(3, 2), Cut(5, 1), Cut(9, 3))
 MANY = make_rows([(70, "fork"), (1, "continue"), (130, "fresh")] * 15, seed=2, pads=5)
 LONG = make_rows([(1500, "continue")], seed=1)
@@ -53,10 +54,9 @@ def rule(consumers: int | None = None) -> HopperDeltaRule:
     return HopperDeltaRule(replace(base, overrides=forced))
 
 
-def cut_rule(cut: Cut) -> Call:
-    """Prefill on prepared chunks, with rows cut as told whatever their lengths."""
-    forced = {prefill.TABLE: Config({"CONSUMERS": 1, "PREPARED": 1})}
-    made = HopperDeltaRule(replace(tuning("sm_90"), overrides=forced))
+def cut_rule(table: str, form: Config, cut: Cut) -> Call:
+    """Prefill on prepared chunks in a form, with rows cut as told whatever their lengths."""
+    made = HopperDeltaRule(replace(tuning("sm_90"), overrides={table: form}))
 
     def call(**args: Any) -> Tensor:
         with (
@@ -94,9 +94,9 @@ def hopper_checks(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
     for consumers in (2, 1):
         for name, check in _kernel(rule(consumers).prefill, 1):
             yield f"hopper.prefill {name} NCONS={consumers}", check
+    half = Config({"CONSUMERS": 1, "PREPARED": 1})
     for cut in CUTS:
-        launched = 2 if cut.parts == 1 else 4
-        for name, check in _kernel(cut_rule(cut), launched):
+        for name, check in _kernel(cut_rule(prefill.TABLE, half, cut), launches_of(cut)):
             yield f"hopper.prefill {name} parts={cut.parts} waves={cut.waves}", check
     yield from _channels()
     yield from _fused()
@@ -104,56 +104,41 @@ def hopper_checks(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
     yield "hopper.prefill far slots", far_slots
 
 
+def launches_of(cut: Cut) -> int:
+    """Of a prefill on prepared chunks: a second walk and the borders come with parts."""
+    return 2 if cut.parts == 1 else 4
+
+
 def _kernel(call: Call, launched: int) -> Iterator[tuple[str, checks.Check]]:
-    def check(case: Case) -> checks.Check:
-        return lambda: _held(case, call, launched)
+    for name, case in (*_shapes(HEAD), *_variations(), *_gates(), *_views()):
+        yield name, partial(_held, case, call, launched)
 
+
+def _shapes(dims: Delta) -> Named:
+    """Heads by key heads, rows around the borders of chunks, many and long ones, track points."""
     for H, HV in HEADS:
-        case = delta_case(checks.PACKED, replace(HEAD, H=H, HV=HV), dtype=BF16)
-        yield f"H{H} HV{HV}", check(case)
+        yield f"H{H} HV{HV}", delta_case(checks.PACKED, replace(dims, H=H, HV=HV), dtype=BF16)
     for name, rows in (("edges", EDGES), ("many rows", MANY), ("one long row", LONG)):
-        yield name, check(delta_case(rows, HEAD, dtype=BF16))
-    yield "ready gates", check(delta_case(checks.PACKED, replace(HEAD, gate=None), dtype=BF16))
-    for name, case in _variations():
-        yield name, check(case)
-    for name, case in _gates():
-        yield name, check(case)
-    for name, case in _views():
-        yield name, check(case)
-    yield "tracked", check(_tracked())
+        yield name, delta_case(rows, dims, dtype=BF16)
+    yield "tracked", _tracked(dims)
 
 
-def _variations() -> Iterator[tuple[str, Case]]:
-    for scale, norm in ((1e-4, True), (0.2, False), (30.0, True)):
-        dims = replace(HEAD, scale=scale, qk_l2norm=norm)
-        yield f"scale={scale} norm={norm}", delta_case(checks.PACKED, dims, dtype=BF16)
-    for log_g in (-1e-3, -1e-4):
-        hard = replace(HEAD, gate=None, hard=True, beta_scale=2, log_g=log_g)
-        rows = make_rows([(513, "fork"), (64, "fresh")])
-        yield f"hard g={log_g}", delta_case(rows, hard, dtype=BF16)
+def _variations() -> Named:
+    yield "ready gates", delta_case(checks.PACKED, READY, dtype=BF16)
+    yield from lengths(HEAD, BF16, ((1e-4, True), (0.2, False), (30.0, True)))
+    yield from hard_keys(READY, BF16)
     yield "no values", _no_values()
     hard = replace(HEAD, hard=True, beta_scale=2)
     yield "hard, beta to 2", delta_case(checks.PACKED, hard, dtype=BF16)
 
 
-def channel_rule(consumers: int, cut: Cut) -> Call:
-    """Prefill where every channel decays, with rows cut as told whatever their lengths."""
-    forced = {prefill.CHANNEL_TABLE: Config({"CONSUMERS": consumers})}
-    made = HopperDeltaRule(replace(tuning("sm_90"), overrides=forced))
-
-    def call(**args: Any) -> Tensor:
-        with patch.object(prefill, "cut_of", lambda *sizes: cut):
-            return made.prefill(**args)
-
-    return call
-
-
 def _channels() -> Iterator[tuple[str, checks.Check]]:
     for consumers, cut in ((2, Cut()), (1, Cut()), (1, Cut(3, 2)), (1, Cut(5, 1))):
-        call, launched = channel_rule(consumers, cut), 2 if cut.parts == 1 else 4
+        call = cut_rule(prefill.CHANNEL_TABLE, Config({"CONSUMERS": consumers}), cut)
         label = f"NCONS={consumers} parts={cut.parts}"
         for name, case in _channel_cases():
-            yield f"hopper.prefill channel {name} {label}", partial(_held, case, call, launched)
+            check = partial(_held, case, call, launches_of(cut))
+            yield f"hopper.prefill channel {name} {label}", check
     for gate in (GateKind.SCALAR, GateKind.CHANNEL):
         for pads in (5, 1500):
             case = delta_case(make_rows([], pads=pads), replace(HEAD, gate=gate), dtype=BF16)
@@ -165,74 +150,41 @@ def _channels() -> Iterator[tuple[str, checks.Check]]:
         yield name, _fused_check(case, 8, norm=False)
 
 
-def _channel_cases() -> Iterator[tuple[str, Case]]:
+def _channel_cases() -> Named:
     channel = replace(HEAD, gate=GateKind.CHANNEL)
-    ready = replace(HEAD, gate=None, per_channel=True)
-    for H, HV in HEADS:
-        yield f"H{H} HV{HV}", delta_case(checks.PACKED, replace(channel, H=H, HV=HV), dtype=BF16)
+    ready = replace(READY, per_channel=True)
+    yield from _shapes(channel)
     for name, dims in (("safe", replace(HEAD, gate=GateKind.SAFE)), ("ready", ready)):
         yield name, delta_case(checks.PACKED, dims, dtype=BF16)
-    for name, rows in (("edges", EDGES), ("many rows", MANY), ("one long row", LONG)):
-        yield name, delta_case(rows, channel, dtype=BF16)
-    for scale, norm in ((1e-4, True), (0.2, False), (1e-3, False), (30.0, True)):
-        dims = replace(channel, scale=scale, qk_l2norm=norm)
-        yield f"scale={scale} norm={norm}", delta_case(checks.PACKED, dims, dtype=BF16)
-    for log_g in (-1e-3, -1e-4):
-        hard = replace(ready, hard=True, beta_scale=2, log_g=log_g)
-        rows = make_rows([(513, "fork"), (64, "fresh")])
-        yield f"hard g={log_g}", delta_case(rows, hard, dtype=BF16)
-    gen = torch.Generator().manual_seed(7)
-    for least in (-0.3, -5.0, -20.0, -200.0):
-        case = delta_case(checks.PACKED, ready, dtype=BF16)
-        g = torch.rand(case.args["a"].shape, generator=gen) * least
-        g[::5], g[1::7] = least, 0.0
-        g[case.rows.bounds[-1] :] = float("nan")
-        yield f"decay down to {least}", case.replace(a=g)
-    case = delta_case(checks.PACKED, channel, dtype=BF16)
-    for dtype in (torch.float32, torch.float16):
-        wide = {name: case.args[name].to(dtype) for name in ("a", "b")}
-        yield f"raw gates in {dtype}", case.replace(**wide)
-    for gap in (8, 3):
-        wide_case = delta_case(checks.PACKED, channel, dtype=BF16, gap=gap)
-        names = ("q", "k", "v", "a", "b")
-        yield f"slices of {gap}", case.replace(**{n: wide_case.args[n] for n in names})
-    yield "tracked", _tracked(channel)
+    yield from lengths(channel, BF16, ((1e-4, True), (0.2, False), (1e-3, False), (30.0, True)))
+    yield from hard_keys(ready, BF16)
+    yield from strengths(ready, BF16)
+    yield from wide_gates(channel, BF16)
+    yield from slices(channel, BF16, (8, 3))
 
 
 def _no_values() -> Case:
     """A state that only decays, to less than the smallest number that has a reciprocal."""
-    case = delta_case(make_rows([(400, "fork"), (70, "fresh")]), GONE, dtype=BF16)
+    case = delta_case(make_rows([(400, "fork"), (70, "fresh")]), READY, dtype=BF16)
     g = torch.full_like(case.args["a"], -0.75)
     return case.replace(a=g, v=torch.zeros_like(case.args["v"]))
 
 
-def _gates() -> Iterator[tuple[str, Case]]:
-    """Decays from none to all at once, extreme raw gates, and gates of other dtypes."""
-    gen = torch.Generator().manual_seed(7)
-    ready = replace(HEAD, gate=None)
-    for least in (-0.3, -5.0, -20.0, -200.0):
-        case = delta_case(checks.PACKED, ready, dtype=BF16)
-        g = torch.rand(case.args["a"].shape, generator=gen) * least
-        g[::5], g[1::7] = least, 0.0
-        g[case.rows.bounds[-1] :] = float("nan")
-        yield f"decay down to {least}", case.replace(a=g)
+def _gates() -> Named:
+    """Decays of every strength, extreme raw gates, and gates of other dtypes."""
+    yield from strengths(READY, BF16)
     case = delta_case(checks.PACKED, HEAD, dtype=BF16)
     for name, value in (("a", 60.0), ("a", -60.0), ("b", 60.0), ("b", -60.0)):
         raw = case.args[name].clone()
         raw[::3] = value
         yield f"{name} of {value:g}", case.replace(**{name: raw})
-    for dtype in (torch.float32, torch.float16):
-        wide = {name: case.args[name].to(dtype) for name in ("a", "b")}
-        yield f"raw gates in {dtype}", case.replace(**wide)
+    yield from wide_gates(HEAD, BF16)
     yield "a alone in float32", case.replace(a=case.args["a"].float())
 
 
-def _views() -> Iterator[tuple[str, Case]]:
+def _views() -> Named:
     """Slices that bulk copies can address, and others that have to be copied."""
-    for gap in (8, 64, 3, 1):
-        wide, case = (delta_case(checks.PACKED, HEAD, dtype=BF16, gap=n) for n in (gap, 0))
-        tokens = {name: wide.args[name] for name in ("q", "k", "v", "a", "b")}
-        yield f"slices of {gap}", case.replace(**tokens)
+    yield from slices(HEAD, BF16, (8, 64, 3, 1))
     yield "strided indices", delta_case(checks.PACKED, HEAD, dtype=BF16, strided=True)
     case = delta_case(checks.PACKED, HEAD, dtype=BF16)
     whole = case.args["state"]
@@ -241,7 +193,7 @@ def _views() -> Iterator[tuple[str, Case]]:
     yield "slots with gaps", case.replace(state=spread[:, 1:5])
 
 
-def _tracked(dims: Delta = HEAD) -> Case:
+def _tracked(dims: Delta) -> Case:
     rows = make_rows([(200, "fork"), (64, "fresh"), (130, "continue")], spare=9)
     unused = [s for s in range(1, rows.slots) if s not in {*rows.src, *rows.dst}]
     points = [(0, 64), (0, 192), (0, 200), (1, 64), (2, 128)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hal.model.spec import GateKind
 from support import device_checks as checks
+from support.device_gates import hard_keys, lengths, strengths
 from support.ops import Case, Delta, delta_case, i32, make_rows
 from support.triton_cases import gated_norm, mixed_qkv
 
@@ -31,7 +32,6 @@ def kda_checks(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
     """Prefill over gates, dims, strengths of decay, views, track points and grids."""
     yield from _plain(dtype)
     yield from _hard(dtype)
-    yield from _strong(dtype)
     yield from _views(dtype)
     yield from _fused(dtype)
 
@@ -54,28 +54,16 @@ def _plain(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
             yield f"delta.prefill {label} {gate.value if gate else 'ready channel'}", _check(case)
     case = delta_case(MANY, _dims(DIMS[0], GateKind.CHANNEL), dtype=dtype)
     yield "delta.prefill channel many rows", _check(case)
-    for scale, norm in ((1e-4, True), (0.2, False), (1e-3, False)):
-        dims = replace(DIMS[0], gate=GateKind.CHANNEL, scale=scale, qk_l2norm=norm)
-        case = delta_case(checks.PACKED, dims, dtype=dtype)
-        yield f"delta.prefill channel scale={scale} norm={norm}", _check(case)
+    channel = replace(DIMS[0], gate=GateKind.CHANNEL)
+    wanted = ((1e-4, True), (0.2, False), (1e-3, False))
+    for name, case in lengths(channel, dtype, wanted):
+        yield f"delta.prefill channel {name}", _check(case)
 
 
 def _hard(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
-    for log_g in (-1e-3, -1e-4):
-        dims = Delta(H=1, HV=2, K=128, V=128, gate=None, per_channel=True, hard=True,
-                     beta_scale=2, log_g=log_g)  # fmt: skip
-        case = delta_case(make_rows([(513, "fork"), (64, "fresh")]), dims, dtype=dtype)
-        yield f"delta.prefill channel hard g={log_g}", _check(case)
-
-
-def _strong(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
-    gen = torch.Generator().manual_seed(7)
-    for least in (-0.3, -5.0, -20.0, -200.0):
-        case = delta_case(checks.PACKED, _dims(DIMS[0], None), dtype=dtype)
-        g = torch.rand(case.args["a"].shape, generator=gen) * least
-        g[::5], g[1::7] = least, 0.0
-        g[case.rows.bounds[-1] :] = float("nan")
-        yield f"delta.prefill channel decay down to {least}", _check(case.replace(a=g))
+    ready = Delta(H=1, HV=2, K=128, V=128, gate=None, per_channel=True)
+    for name, case in (*hard_keys(ready, dtype), *strengths(_dims(DIMS[0], None), dtype)):
+        yield f"delta.prefill channel {name}", _check(case)
 
 
 def _views(dtype: torch.dtype) -> Iterator[tuple[str, checks.Check]]:
