@@ -79,6 +79,17 @@ def test_decode_fits(arch: str, dims: Delta) -> None:
         assert_fit(compiled(arch, *pairs))
 
 
+@pytest.mark.parametrize("arch", ARCHES)
+def test_a_step_starts_early_and_waits_where_the_arch_can(arch: str) -> None:
+    ops = provider(arch)
+    conv = conv_case(ONE, decode=True, layout="WC", channels=2048, dtype=BF16)
+    delta = delta_case(ONE, HEAD, dtype=BF16, decode=True)
+    kernels = compiled(arch, (conv, on_ring(ops.conv.decode, ONE)), (delta, ops.delta_rule.decode))
+    assert [kernel.name for kernel in kernels] == ["conv_decode", "delta_decode"]
+    assert {kernel.early for kernel in kernels} == {arch != "80"}
+    assert_fit(kernels)
+
+
 @pytest.mark.parametrize("dims", [HEAD, Delta(H=1, HV=1, K=256, V=256), Delta(K=96, V=192)])
 def test_decode_fits_in_every_configuration_of_a_tuned_table(dims: Delta) -> None:
     for _, config in table("sm_90")["delta_rule.decode"]:

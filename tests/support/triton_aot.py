@@ -40,6 +40,9 @@ SHARED_LIMIT = {
 """Bytes of shared memory or LDS that a block may use, by vendor specification."""
 
 
+_MEMORY = re.compile(r"\b(ld|st|atom|red|cp)\.(?!param)")
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """One launch that did not happen: name, grid, and bytes or registers that it would use."""
@@ -59,7 +62,20 @@ class Compiled:
             found.append(f"{self.name} needs {self.shared} bytes, {self.target} has {limit}")
         if self.spills:
             found.append(f"{self.name} spills {self.spills} on {self.target}")
+        if self.early != self.waits:
+            found.append(f"{self.name} on {self.target}: early is {self.early}, waits {self.waits}")
         return found
+
+    @property
+    def early(self) -> bool:
+        """Whether it may start before the kernel ahead of it has ended."""
+        return bool(getattr(self.kernel.metadata, "launch_pdl", False))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for that end before it touches memory."""
+        before, wait, _ = self.assembly.partition("griddepcontrol.wait")
+        return bool(wait) and not _MEMORY.search(before)
 
     @property
     def assembly(self) -> str:

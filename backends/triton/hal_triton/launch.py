@@ -22,6 +22,12 @@ ALIGNMENT: Final = 16
 KEPT_PLANS: Final = 4096
 """Plans kept per operation; prefill makes one for every token count that it meets."""
 
+CHAINED: Final = "CHAIN"
+"""The constant of kernels that may be launched before the one ahead of them has ended."""
+
+_CHAINING_ARCH: Final = 90
+"""The first NVIDIA arch whose kernels can wait for the one ahead of them."""
+
 _RAW_VERSIONS: Final = frozenset({(3, 6), (3, 7), (3, 8), (3, 9)})
 """Triton versions whose private `CompiledKernel.run` takes the arguments that `Launch` passes."""
 
@@ -71,7 +77,8 @@ class Launch:
     """One kernel with its grid, numbers and constants; called with the tensors of its pointers.
 
     The kernel takes pointers, then `numbers`, then `constants`, in the order of its declaration.
-    `options` are num_warps and num_stages. An empty grid launches nothing.
+    `options` are num_warps and num_stages. An empty grid launches nothing. Where the device can, a
+    kernel with `CHAIN` is launched while the one before it on the stream still runs.
     """
 
     __slots__ = (
@@ -90,8 +97,12 @@ class Launch:
     ) -> None:
         self._kernel, self._grid = kernel, (programs, 1, 1)
         self._numbers, self._constants, self._options = numbers, dict(constants), dict(options)
-        names = kernel.arg_names[len(kernel.arg_names) - len(constants) :]
-        self._tail = (*numbers, *(constants[name] for name in names))
+        if CHAINED in kernel.arg_names:
+            chains = _chains(kernel)
+            self._constants[CHAINED] = chains
+            self._options |= {"launch_pdl": True} if chains else {}
+        names = kernel.arg_names[len(kernel.arg_names) - len(self._constants) :]
+        self._tail = (*numbers, *(self._constants[name] for name in names))
         self._handles: dict[object, Any] = {}
         self._index = _index(device)
         self._stream = _raw_stream(kernel, device)
@@ -138,6 +149,14 @@ def _index(device: torch.device) -> int:
     """The number of a device; tensors always name theirs."""
     index: int | None = device.index
     return 0 if index is None else index
+
+
+def _chains(kernel: Any) -> bool:
+    """Whether the device that Triton compiles for can chain launches; an interpreter has none."""
+    if not isinstance(kernel, JITFunction):
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return target.backend == "cuda" and int(target.arch) >= _CHAINING_ARCH
 
 
 def _raw_stream(kernel: Any, device: torch.device) -> Callable[[int], int] | None:

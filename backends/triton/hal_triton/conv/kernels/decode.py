@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from hal_triton.conv.kernels.window import held_row, read_input
+from hal_triton.kernels.chain import chain
 
 
 @triton.jit
@@ -15,12 +16,14 @@ def conv_decode(
     channels, x_t, gate_t, gate_out_t, w_c, w_j, s_slot, s_c, s_j, out_t,
     W: tl.constexpr, BC: tl.constexpr, EVEN: tl.constexpr, RING: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, ACTIVATE: tl.constexpr, SILU: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Convolve BC channels of one row and move its window on.
 
     A window moves by shifting W-1 rows; a ring takes one new row, and the others only where the
     row goes to another slot.
     """
+    chain(CHAIN)
     blocks = tl.cdiv(channels, BC)
     cs = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
     row = (tl.program_id(0) // blocks).to(tl.int64)

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from hal_triton.conv.kernels.prefill import read_taps
 from hal_triton.conv.kernels.window import held_row
+from hal_triton.kernels.chain import chain
 from hal_triton.kernels.rows import find_tile
 
 
@@ -61,11 +62,13 @@ def conv_verify(
     rows, tokens, channels, x_t, w_c, w_j, s_slot, s_c, s_j, out_t,
     W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, EVEN: tl.constexpr, RING: tl.constexpr,
     HAS_BIAS: tl.constexpr, TREE: tl.constexpr, ACTIVATE: tl.constexpr, SILU: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Convolve BT tokens of BC channels; keep their inputs and parents for commit.
 
     Inputs are kept in the state's dtype, which holds them exactly, one dense row a token.
     """
+    chain(CHAIN)
     blocks = tl.cdiv(channels, BC)
     block = tl.program_id(0) % blocks
     cs = block * BC + tl.arange(0, BC)
@@ -103,9 +106,10 @@ def conv_verify(
 def conv_commit(
     kept, links, state, src, dst, start_at, query_start_loc, last_at,
     channels, s_slot, s_c, s_j,
-    W: tl.constexpr, BC: tl.constexpr, EVEN: tl.constexpr, RING: tl.constexpr,
+    W: tl.constexpr, BC: tl.constexpr, EVEN: tl.constexpr, RING: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Leave in `dst` of one row the window of BC channels after the path to its last token."""
+    chain(CHAIN)
     blocks = tl.cdiv(channels, BC)
     cs = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
     ok = cs >= 0 if EVEN else cs < channels

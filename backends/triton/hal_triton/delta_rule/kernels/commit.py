@@ -12,6 +12,8 @@ loads that wait for one another are what a commit would take longer for than a d
 import triton
 import triton.language as tl
 
+from hal_triton.kernels.chain import chain
+
 
 @triton.jit
 def _is_on(path, t, tip):
@@ -67,13 +69,14 @@ def delta_commit(
     keys, updates, decays, paths, state, src, dst, query_start_loc, last_at,
     s_slot, s_h, s_v: tl.constexpr, s_k: tl.constexpr, HV: tl.constexpr, SHARED: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr,
-    EVICT: tl.constexpr,
+    EVICT: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Replay one row over BV value rows of one head, as decodes of its path would move it.
 
     Tokens are taken BG at a time, the first of them beside the state. Next to a path stands whether
     decays are one a channel or one a head.
     """
+    chain(CHAIN)
     tiles: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     head, row = (pid // tiles) % HV, pid // (tiles * HV)

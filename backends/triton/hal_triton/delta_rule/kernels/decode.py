@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from hal_triton.delta_rule.kernels.step import advance, read_gates, unit
+from hal_triton.kernels.chain import chain
 
 
 @triton.jit
@@ -16,12 +17,13 @@ def delta_decode(
     scale, beta_scale, lower_bound,
     s_v: tl.constexpr, s_k: tl.constexpr, HV: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GATE: tl.constexpr,
-    CHANNEL: tl.constexpr, L2: tl.constexpr, EVICT: tl.constexpr,
+    CHANNEL: tl.constexpr, L2: tl.constexpr, EVICT: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Advance one tile in place or from `src` to `dst`; a row with neither slot gives zeros.
 
     Strides within a head's state are constants, so that its addresses are one register.
     """
+    chain(CHAIN)
     tiles: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     head, row = (pid // tiles) % HV, (pid // (tiles * HV)).to(tl.int64)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from hal_triton.delta_rule.kernels.step import advance, read_gates, unit
+from hal_triton.kernels.chain import chain
 from hal_triton.kernels.math import inverse_rms, sigmoid
 
 
@@ -57,12 +58,13 @@ def delta_decode_fused(
     s_v: tl.constexpr, s_k: tl.constexpr, HV: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, W: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACTIVATE: tl.constexpr, GATE: tl.constexpr, CHANNEL: tl.constexpr, L2: tl.constexpr,
-    NORM: tl.constexpr, SILU: tl.constexpr, EVICT: tl.constexpr,
+    NORM: tl.constexpr, SILU: tl.constexpr, EVICT: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Advance one tile of one row; with NORM the tile is the whole head.
 
     Strides within a head's state are constants, so that its addresses are one register.
     """
+    chain(CHAIN)
     tiles: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     head, row = (pid // tiles) % HV, (pid // (tiles * HV)).to(tl.int64)

@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from hal_triton.kernels.chain import chain
 from hal_triton.kernels.math import inverse_rms, sigmoid
 
 
@@ -13,13 +14,14 @@ from hal_triton.kernels.math import inverse_rms, sigmoid
 def gated_norm(
     o, z, weight, src, dst, out, o_t, o_h, z_t, z_h, out_t, out_h, count, rows, eps,
     HV: tl.constexpr, V: tl.constexpr, BR: tl.constexpr, BV: tl.constexpr, SILU: tl.constexpr,
-    PADS: tl.constexpr,
+    PADS: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """rms(o) * weight, times silu(z) or sigmoid(z), for BR of `count` (token, head) pairs.
 
     `out` may be o. Pads give zeros whatever o and z hold: PADS "rows" means that tokens are rows
     and pads have neither slot, "tail" that `src` is query_start_loc and pads lie behind its end.
     """
+    chain(CHAIN)
     i = tl.program_id(0) * BR + tl.arange(0, BR)
     vs = tl.arange(0, BV)
     ok = (i < count)[:, None] & (vs < V)[None, :]

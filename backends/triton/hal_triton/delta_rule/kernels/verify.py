@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from hal_triton.delta_rule.kernels.step import read_gates
+from hal_triton.kernels.chain import chain
 from hal_triton.kernels.math import inverse_norm
 
 
@@ -49,7 +50,7 @@ def delta_drafts(
     q_t, q_h, k_t, k_h, a_t, a_h, b_t, scale, beta_scale, lower_bound,
     HV: tl.constexpr, R: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
     BT: tl.constexpr, GATE: tl.constexpr, CHANNEL: tl.constexpr, TREE: tl.constexpr,
-    L2: tl.constexpr,
+    L2: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Prepare one row of one head; keep normed keys, decays and paths for commit.
 
@@ -58,6 +59,7 @@ def delta_drafts(
     themselves the keys and queries that S meets, `[rows, HV, BT, 2, K]`. A kept key serves SHARED
     value heads.
     """
+    chain(CHAIN)
     head, row = tl.program_id(0) % HV, tl.program_id(0) // HV
     begin, end = tl.load(query_start_loc + row), tl.load(query_start_loc + row + 1)
     i, ks, k_head = tl.arange(0, BT), tl.arange(0, BK), head // R
@@ -166,13 +168,14 @@ def delta_verify(
     rows, tokens, q_t, q_h, k_t, k_h, v_t, v_h, out_t, out_h, s_slot, s_h,
     s_v: tl.constexpr, s_k: tl.constexpr, HV: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr, CHANNEL: tl.constexpr,
-    PRECISION: tl.constexpr, SMALL: tl.constexpr,
+    PRECISION: tl.constexpr, SMALL: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Outputs and updates of one row over BV value rows of one head; row `rows` clears the pads.
 
     Columns 2t and 2t + 1 belong to token t: what its value wants of the state and its update, and
     what its query reads and its output.
     """
+    chain(CHAIN)
     tiles: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     head, row = (pid // tiles) % HV, pid // (tiles * HV)

@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from hal_triton.kernels.chain import chain
 from hal_triton.scan.kernels.step import advance, read_rate, read_skip, read_step
 
 
@@ -16,13 +17,14 @@ def scan_decode(
     s_p: tl.constexpr, s_n: tl.constexpr, H: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
     N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, DT: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, CHANNEL: tl.constexpr,
-    SILU: tl.constexpr, EVICT: tl.constexpr,
+    SILU: tl.constexpr, EVICT: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Advance one tile in place or from `src` to `dst`; a row with neither slot gives zeros.
 
     Strides within a head's state are constants, so that its addresses are one register. Nothing is
     stored before everything is loaded.
     """
+    chain(CHAIN)
     tiles: tl.constexpr = (P + BP - 1) // BP
     pid = tl.program_id(0)
     head, row = (pid // tiles) % H, (pid // (tiles * H)).to(tl.int64)

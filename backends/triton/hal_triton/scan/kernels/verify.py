@@ -11,6 +11,7 @@ the tokens behind it. Commit replays a path from its tip to its root in the same
 import triton
 import triton.language as tl
 
+from hal_triton.kernels.chain import chain
 from hal_triton.scan.kernels.step import advance, read_skip, read_step
 
 
@@ -31,11 +32,13 @@ def scan_verify(
     H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BP: tl.constexpr,
     BN: tl.constexpr, TREE: tl.constexpr, DT: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, CHANNEL: tl.constexpr, SILU: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Run one row over BP channels of one head; row `rows` clears the outputs of the pads.
 
     keys `[T, H, N]`, updates `[T, H, P]` and decays `[T, H]` are what commit replays.
     """
+    chain(CHAIN)
     tiles: tl.constexpr = (P + BP - 1) // BP
     pid = tl.program_id(0)
     head, row = (pid // tiles) % H, pid // (tiles * H)
@@ -94,8 +97,10 @@ def scan_commit(
     state, keys, updates, decays, parents, src, dst, query_start_loc, last,
     s_slot, s_h, s_p, s_n,
     H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Add the updates of the path to `last` to one tile of `src` and write `dst`."""
+    chain(CHAIN)
     tiles: tl.constexpr = (P + BP - 1) // BP
     pid = tl.program_id(0)
     head, row = (pid // tiles) % H, pid // (tiles * H)

@@ -10,6 +10,7 @@ state after every token, and commit copies one.
 import triton
 import triton.language as tl
 
+from hal_triton.kernels.chain import chain
 from hal_triton.scan.kernels.step import advance, read_rate, read_skip, read_step
 from hal_triton.scan.kernels.verify import clear_pads
 
@@ -22,11 +23,13 @@ def channel_verify(
     H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BP: tl.constexpr,
     BN: tl.constexpr, TREE: tl.constexpr, DT: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, CHANNEL: tl.constexpr, SILU: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Run one row over BP channels of one group; row `rows` clears the outputs of the pads.
 
     states `[T, I, N]`. A program reads back only what it has written itself, behind a barrier.
     """
+    chain(CHAIN)
     tiles: tl.constexpr = (P + BP - 1) // BP
     pid = tl.program_id(0)
     head, row = (pid // tiles) % H, pid // (tiles * H)
@@ -76,8 +79,10 @@ def channel_verify(
 def channel_commit(
     state, states, dst, query_start_loc, last, s_slot, s_h, s_p, s_n,
     H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):  # fmt: skip
     """Copy one tile of the state after token `last` of a row to `dst`."""
+    chain(CHAIN)
     tiles: tl.constexpr = (P + BP - 1) // BP
     pid = tl.program_id(0)
     head, row = (pid // tiles) % H, pid // (tiles * H)
