@@ -59,10 +59,16 @@ __device__ __forceinline__ float raw_of(const void* p, i64 i, bool wide) {
   if (wide) return ((const float*)p)[i];
   return __uint_as_float((u32)((const u16*)p)[i] << 16);
 }
-__device__ __forceinline__ float softplus(float x) {
-  float e = __expf(fminf(x, 20.f));
-  float small = e * (1.f - e * (0.5f - e * (1.f / 3.f)));
-  return x > 20.f ? x : (e < 0.01f ? small : __logf(1.f + e));
+// log2(1 + 2^y): of 2^-|y| = e, log2(1 + e) / e is a polynomial within 1.4e-6 of it, so that small ones keep their digits
+__device__ __forceinline__ float softplus2(float y) {
+  const float e = ex2(-fabsf(y));
+  float p = fmaf(e, 0.02040112f, -0.09579735f);
+  p = fmaf(e, p, 0.21528432f);
+  p = fmaf(e, p, -0.33908892f);
+  p = fmaf(e, p, 0.47766834f);
+  p = fmaf(e, p, -0.72115946f);
+  p = fmaf(e, p, 1.44269323f);
+  return fmaf(e, p, fmaxf(y, 0.f));
 }
 
 __device__ __forceinline__ void clear_rows(u32 tile, int first, int tiles, int tid) {
@@ -108,10 +114,10 @@ constexpr int READY_GATE = 1, CHANNEL_GATE = 2, SAFE_GATE = 3;
 struct Gates {
   float rate, bias;
   __device__ Gates(const Args& p, int head) {
-    rate = GATE_READY ? 0.f : -__expf(p.A_log[head]) * LOG2E;
-    bias = GATE_READY ? 0.f : p.dt_bias[head];
+    rate = GATE_READY ? 0.f : -__expf(p.A_log[head]);
+    bias = GATE_READY ? 0.f : p.dt_bias[head] * LOG2E;
   }
-  __device__ float decay(float a) const { return GATE_READY ? a * LOG2E : rate * softplus(a + bias); }
+  __device__ float decay(float a) const { return GATE_READY ? a * LOG2E : rate * softplus2(fmaf(a, LOG2E, bias)); }
 };
 __device__ __forceinline__ float scan32(float sum, int lane) {
 #pragma unroll
@@ -392,4 +398,10 @@ __device__ __forceinline__ Item::Item(const Args& p, int at) : record(at / p.HV)
   const int row = row_of(p, record), begin = p.query_start_loc[row];
   token = begin + (record - begin / BT - row) * BT;
   live = min(BT, p.query_start_loc[row + 1] - token);
+}
+// the next chunk that there is, of those from `at` on that are the block's
+__device__ __forceinline__ Item next_item(const Args& p, int& at, int items) {
+  Item item(p, min(at, items - 1));
+  for (; at < items && item.live <= 0; item = Item(p, min(at, items - 1))) at += gridDim.x;
+  return item;
 }

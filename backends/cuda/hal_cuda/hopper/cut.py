@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 RESIDENT: Final = 3
-"""Blocks of a multiprocessor that prepare chunks."""
+"""Blocks of a multiprocessor that prepare chunks, where a head decays as one."""
+
+CHANNELS_RESIDENT: Final = 2
+"""The same where every channel decays by itself."""
 
 SLICES: Final = 8
 """Blocks of a head that make the states between parts."""

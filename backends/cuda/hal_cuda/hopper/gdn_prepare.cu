@@ -23,12 +23,6 @@ extern "C" __global__ void __launch_bounds__(256, 3) gdn_prepare(const __grid_co
   for (int i = threadIdx.x; i < PREP / 16; i += blockDim.x)
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(smem + OFF_PREP + i * 16), "r"(0) : "memory");
   __syncthreads();
-  // the next chunk that there is, of those from `at` on that are the block's
-  auto next = [&](int& at) {
-    Item item(p, min(at, items - 1));
-    for (; at < items && item.live <= 0; item = Item(p, min(at, items - 1))) at += gridDim.x;
-    return item;
-  };
   auto load = [&](const Item& item) {
     mbar_expect(loaded, 4 * TILE);
     tma4(smem + OFF_K, p.k, item.token, 0, item.head / p.R, loaded);
@@ -41,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) gdn_prepare(const __grid_co
     raw_b = raw_of(p.b, (i64)(item.token + tid) * p.b_t + item.head, B_F32);
   };
   int at = blockIdx.x;
-  Item item = next(at);
+  Item item = next_item(p, at, items);
   if (at < items) {
     if (threadIdx.x == 128) load(item);
     read(item);
@@ -54,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) gdn_prepare(const __grid_co
       beta = GATE_READY ? raw_b : __fdividef(p.beta_scale, 1.f + __expf(-raw_b));
     }
     at += gridDim.x;
-    item = next(at);
+    item = next_item(p, at, items);
     if (at < items) read(item);
     mbar_wait(loaded, phase);
     if (now.live < BT) {

@@ -11,17 +11,18 @@ struct Pairs {
 
   // pairs within the warp's own 16 tokens, and the squares of rows
   __device__ __forceinline__ void within(float (&kk)[32], float (&qk)[32], float2& square_k, float2& square_q) const {
-    float k8[4] = {}, q8[4] = {}, kl[3][4] = {}, ql[3][4] = {}, same[4] = {}, nk[4] = {}, nq[4] = {};
+    float across[4] = {}, up[3][4] = {}, down[3][4] = {}, own_up[4] = {}, own_down[4] = {}, q_up[4] = {}, q_down[4] = {};
     const int row = w * 16 + g;
 #pragma unroll 1
     for (int i = first; i < first + 4; i++) {
       u32 k[4], q[4], a[4], b[4];
       ldsm4(k, place(K_DOWN, w, i));
       ldsm4(q, place(Q_DOWN, w, i));
-      halves(same, q, k);
+      upper(own_up, k, q);
+      lower(own_down, k, q);
       if (USE_L2) {
-        halves(nk, k, k);
-        halves(nq, q, q);
+        mma16b(q_up, q, q[0], q[2]);
+        mma16b(q_down, q, q[1], q[3]);
       }
       float2 sum[4], middle[4], f[4];
       pairs(sum, sum_at(row, i), sum_at(row + 8, i));
@@ -31,9 +32,8 @@ struct Pairs {
 #pragma unroll
         for (int j = 0; j < 4; j++) f[j] = make_float2(ex2(-fabsf(sum[j].x - middle[j].x)), ex2(-fabsf(sum[j].y - middle[j].y)));
         near(a, b, k, q, f);
-        const u32 ka[4] = {0, a[1], 0, a[3]}, qa[4] = {0, b[1], 0, b[3]};
-        mma16b(k8, ka, a[0], a[2]);
-        mma16b(q8, qa, a[0], a[2]);
+        const u32 rows[4] = {a[1], b[1], a[3], b[3]};
+        mma16b(across, rows, a[0], a[2]);
       }
 #pragma unroll
       for (int level = 0; level < 3; level++) {
@@ -42,21 +42,24 @@ struct Pairs {
 #pragma unroll
         for (int j = 0; j < 4; j++) f[j] = make_float2(ex2(-fabsf(sum[j].x - middle[j].x)), ex2(-fabsf(sum[j].y - middle[j].y)));
         near(a, b, k, q, f);
-        halves(kl[level], a, a);
-        halves(ql[level], b, a);
+        upper(up[level], a, b);
+        lower(down[level], a, b);
       }
     }
-    square_k = diagonal(nk);
-    square_q = diagonal(nq);
+    square_k = diagonal(own_up[0], own_up[1], own_down[0], own_down[1]);
+    square_q = diagonal(q_up[0], q_up[1], q_down[2], q_down[3]);
     float dk[8], dq[8];
 #pragma unroll
-    for (int j = 0; j < 4; j++) {  // rows g, columns 0 to 7, and rows g + 8, columns 8 to 15
-      const int c = t * 2 + (j & 1), far = g ^ c, to = j < 2 ? j : j + 4;
-      dk[to] = g <= c ? 0.f : far >= 4 ? kl[0][j] : far >= 2 ? kl[1][j] : kl[2][j];
-      dq[to] = g < c ? 0.f : g == c ? same[j] : far >= 4 ? ql[0][j] : far >= 2 ? ql[1][j] : ql[2][j];
+    for (int j = 0; j < 2; j++) {  // rows g, columns 0 to 7, and rows g + 8, columns 8 to 15
+      const int c = t * 2 + j, far = g ^ c;
+      dk[j] = g <= c ? 0.f : far >= 4 ? up[0][j] : far >= 2 ? up[1][j] : up[2][j];
+      dk[j + 6] = g <= c ? 0.f : far >= 4 ? down[0][j] : far >= 2 ? down[1][j] : down[2][j];
+      dq[j] = g < c ? 0.f : g == c ? own_up[j + 2] : far >= 4 ? up[0][j + 2] : far >= 2 ? up[1][j + 2] : up[2][j + 2];
+      dq[j + 6] = g < c ? 0.f : g == c ? own_down[j + 2] : far >= 4 ? down[0][j + 2] : far >= 2 ? down[1][j + 2] : down[2][j + 2];
+      dk[j + 2] = across[j];
+      dq[j + 2] = across[j + 2];
+      dk[j + 4] = dq[j + 4] = 0.f;
     }
-    dk[2] = k8[2]; dk[3] = k8[3]; dk[4] = dk[5] = 0.f;
-    dq[2] = q8[2]; dq[3] = q8[3]; dq[4] = dq[5] = 0.f;
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll
@@ -66,8 +69,8 @@ struct Pairs {
       }
   }
   // of rows g and g + 8, in the lanes with t == g / 2
-  __device__ __forceinline__ float2 diagonal(const float (&d)[4]) const {
-    return (g & 1) ? make_float2(d[1], d[3]) : make_float2(d[0], d[2]);
+  __device__ __forceinline__ float2 diagonal(float up_even, float up_odd, float down_even, float down_odd) const {
+    return (g & 1) ? make_float2(up_odd, down_odd) : make_float2(up_even, down_even);
   }
 
   // the warp's rows with the keys of the blocks of 16 before

@@ -19,7 +19,7 @@ from hal_cuda.hopper.arguments import (
     strides_fit,
     view_of,
 )
-from hal_cuda.hopper.cut import RESIDENT, SLICES, cut_of
+from hal_cuda.hopper.cut import CHANNELS_RESIDENT, RESIDENT, SLICES, cut_of
 from hal_cuda.hopper.driver import Kernel, driver
 from hal_cuda.hopper.variant import CHANNEL, KERNELS, READY, SAFE, Variant
 from hal_triton.delta_rule.call import DeltaCall, gate_numbers, gate_tensors, result_strides
@@ -186,9 +186,10 @@ class _InParts:
         cut = cut_of(chunks_of(call), rows * blocks, processors)
         block.number(parts=cut.parts, waves=cut.waves)
         items, whole = (call.q.shape[0] // CHUNK + rows) * heads, cut.parts == 1
+        resident = CHANNELS_RESIDENT if variant.channel else RESIDENT
         return cls(
             prepare, walk, join,
-            preparing=items if variant.channel else min(items, RESIDENT * processors),
+            preparing=min(items, resident * processors),
             first=0 if whole else rows * (2 * cut.parts - 3) * blocks,
             joining=rows * heads * SLICES,
             rest=(rows * max(cut.parts - 1, 1) + 1) * blocks,
