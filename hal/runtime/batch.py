@@ -90,6 +90,11 @@ class Batch:
         """How many packed tokens; every row of a DECODE step takes one, pads included."""
         return self.rows if self.mode is Mode.DECODE else sum(self.lengths)
 
+    @property
+    def max_len(self) -> int:
+        """How many tokens the longest row has; a pad of a DECODE step takes one too."""
+        return min(self.rows, 1) if self.mode is Mode.DECODE else max(self.lengths, default=0)
+
 
 def _integers(values: Iterable[SupportsIndex]) -> tuple[int, ...]:
     return tuple(map(index, values))
@@ -115,9 +120,11 @@ def check(batch: Batch, limits: Limits) -> None:
     """Raise ValueError for a step that cannot run or would race; nothing is changed."""
     check_mode(batch, limits)
     _check_sizes(batch, limits)
-    _check_rows(batch)
-    _check_points(batch)
-    _check_slots(batch, limits)
+    if batch.rows and not _plain(batch, limits):
+        _check_rows(batch)
+        _check_slots("src", batch.src, limits)
+        _check_slots("dst", batch.dst, limits)
+    _check_points(batch, limits)
     _check_track(batch, limits)
     _check_drafts(batch, limits)
     _check_races(batch)
@@ -156,9 +163,6 @@ def _check_entries(batch: Batch) -> None:
 
 
 def _check_rows(batch: Batch) -> None:
-    """Row by row where one may be at fault; what most steps are is seen at a glance."""
-    if _plain(batch):
-        return
     for row, (length, start) in enumerate(zip(batch.lengths, batch.start, strict=True)):
         if length < 0 or start < 0:
             raise ValueError(f"begin: row {row}: length {length}, start {start}: expected >= 0")
@@ -172,16 +176,23 @@ def _check_rows(batch: Batch) -> None:
             raise ValueError(f"begin: row {row} has {length} tokens in a DECODE step, expected 1")
 
 
-def _plain(batch: Batch) -> bool:
-    """Whether no row can be at fault, by extremes alone."""
+def _plain(batch: Batch, limits: Limits) -> bool:
+    """Whether no row can be at fault, nor its slots, by extremes alone; most steps are plain."""
     lengths, start = batch.lengths, batch.start
-    if not lengths:
-        return True
-    least, most = min(lengths), max(lengths)
-    counts = least == most == 1 if batch.mode is Mode.DECODE else least >= 0
-    ends = min(start) >= 0 and max(start) + most <= LAST_POSITION
-    continued = batch.held is not None or min(batch.src) >= 0
-    return counts and ends and continued and batch.mode is not Mode.IDLE
+    counts = lengths.count(1) == batch.rows if batch.mode is Mode.DECODE else min(lengths) >= 0
+    ends = min(start) >= 0 and max(start) + batch.max_len <= LAST_POSITION
+    slots = batch.held is not None or _continued(batch, limits)
+    return counts and ends and slots and batch.mode is not Mode.IDLE
+
+
+def _continued(batch: Batch, limits: Limits) -> bool:
+    """Whether every row reads a slot of the pool, and no target lies outside of it."""
+    src, dst = batch.src, batch.dst
+    return min(src) > 0 and max(src) <= limits.slots and (src == dst or _in_pool(dst, limits))
+
+
+def _in_pool(slots: Sequence[int], limits: Limits) -> bool:
+    return 0 not in slots and max(slots, default=NO_SLOT) <= limits.slots
 
 
 def _is_pad(batch: Batch, row: int) -> bool:
@@ -189,20 +200,17 @@ def _is_pad(batch: Batch, row: int) -> bool:
     return batch.held is None and batch.src[row] < 0 and batch.dst[row] < 0
 
 
-def _check_points(batch: Batch) -> None:
+def _check_points(batch: Batch, limits: Limits) -> None:
     for point in batch.track:
         if len(point) != 3:
             raise ValueError(f"begin: track point {point}, expected (row, position, slot)")
+        _check_slots("track", point[2:], limits)
 
 
-def _check_slots(batch: Batch, limits: Limits) -> None:
-    named = [("src", batch.src), ("dst", batch.dst), ("track", [t[2] for t in batch.track])]
-    if batch.src == batch.dst:
-        del named[1]
-    for name, slots in named:
-        if 0 in slots or max(slots, default=NO_SLOT) > limits.slots:
-            slot = next(slot for slot in slots if slot == 0 or slot > limits.slots)
-            raise ValueError(f"begin: slot {slot} in {name}, pool has slots 1..{limits.slots}")
+def _check_slots(name: str, slots: Sequence[int], limits: Limits) -> None:
+    if not _in_pool(slots, limits):
+        slot = next(slot for slot in slots if slot == 0 or slot > limits.slots)
+        raise ValueError(f"begin: slot {slot} in {name}, pool has slots 1..{limits.slots}")
 
 
 def _check_track(batch: Batch, limits: Limits) -> None:

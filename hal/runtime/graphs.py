@@ -111,7 +111,7 @@ class Captured:
     committed: bool = False
     """Whether the block commits by itself, with counts that it finds on the device."""
     live: Step | None = None
-    """The step of the batch that was written last."""
+    """The step of the batch that was written last; in DECODE `step` itself, since none commits."""
 
     @property
     def recorded(self) -> bool:
@@ -134,7 +134,7 @@ class Captured:
         return rows <= self.rows and width <= self.width
 
     def write(self, batch: Batch, ring: Ring) -> Step:
-        """Rewrite every field, neutral behind the batch, and give the step of its live rows."""
+        """Rewrite every field, neutral behind the batch, and give its `live` step."""
         step = self.step
         if step is None:
             raise StepOrderError("replay: the capture has not ended")
@@ -144,14 +144,7 @@ class Captured:
             rows = slice(batch.rows)
             ids = [batch.held.src, batch.held.dst]
             torch._foreach_copy_([step.src[rows], step.dst[rows]], ids)
-        self.live = live = replace(
-            step,
-            lengths=tuple(batch.lengths),
-            parents=None if batch.parents is None else step.parents,
-            tape=None,
-            links=links_of(batch),
-            forks=may_fork(batch),
-        )
+        self.live = live = _live(step, batch)
         self._fill(None if self.recorded else live)
         return live
 
@@ -161,8 +154,10 @@ class Captured:
         self._fill(self.live)
 
     def _check_points(self, batch: Batch) -> None:
+        if self.mode is not Mode.VERIFY:
+            return
         wanted, room = frame_of(batch).points, self.frame.points
-        if wanted > room and self.mode is Mode.VERIFY:
+        if wanted > room:
             raise ValueError(
                 f"replay: a row has {wanted} track points, "
                 f"a captured VERIFY step has room for {room}"
@@ -172,6 +167,20 @@ class Captured:
         """Say whose tokens the scratch of the block's drafts holds, None for nobody's."""
         for draft in () if self.step is None else self.step.filled:
             draft.filled = live
+
+
+def _live(step: Step, batch: Batch) -> Step:
+    """What a commit holds the batch's rows against, which a DECODE has no use for."""
+    if step.mode is Mode.DECODE:
+        return step
+    return replace(
+        step,
+        lengths=tuple(batch.lengths),
+        parents=None if batch.parents is None else step.parents,
+        tape=None,
+        links=links_of(batch),
+        forks=may_fork(batch),
+    )
 
 
 class Graphs:
@@ -215,7 +224,7 @@ class Graphs:
         own = [captured for captured in self._captured.values() if captured.mode is batch.mode]
         if not own:
             raise StepOrderError(f"replay: no {batch.mode} step was captured")
-        width = max(batch.lengths, default=0)
+        width = batch.max_len
         fitting = [captured for captured in own if captured.fits(batch.rows, width)]
         if not fitting:
             sizes = ", ".join(sorted(f"{c.rows} x {c.width}" for c in own))

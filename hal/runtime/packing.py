@@ -6,8 +6,9 @@ import struct
 from array import array
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hal.runtime.batch import NO_SLOT, Mode
 
@@ -18,8 +19,14 @@ if TYPE_CHECKING:
 
     from hal.runtime.batch import Batch
 
-NO_TOKEN = -1
+NO_TOKEN: Final = -1
 """How a parent says the committed state, and a table that a path does not reach its point."""
+
+ZERO: Final = struct.pack("i", 0)
+"""The word of position 0, which rows behind a batch have."""
+
+NONE: Final = struct.pack("i", -1)
+"""The word of `NO_SLOT` and `NO_TOKEN`, which all other fields have there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,41 +93,49 @@ def frame_of(batch: Batch) -> Frame:
 
 def pack(batch: Batch, frame: Frame) -> array[int]:
     """Every field of the frame, neutral behind the batch: no slots, no tokens, position 0."""
-    none = [NO_SLOT] * (frame.rows - batch.rows)
+    gap = frame.rows - batch.rows
+    none = NONE * gap
     src, dst = _slots(batch)
-    flat = [*_starts(batch, frame.rows), *src, *none, *dst, *none]
-    flat += batch.start
-    flat += [0] * len(none)
+    parts = [_starts(batch, frame.rows), src, none, dst, none, _words(batch.start), ZERO * gap]
     if frame.track:
-        flat += chain.from_iterable(counted(batch))
+        parts += map(_words, counted(batch))
     if frame.tree:
-        flat += _filled(chain.from_iterable(_links(batch)), frame.tokens)
+        parts.append(_filled([*chain.from_iterable(_links(batch))], frame.tokens))
     for slots, table in _passes(batch, frame.points):
-        flat += _filled(slots, frame.rows)
-        flat += _filled(table, frame.tokens)
-    return array("i", struct.pack(f"{len(flat)}i", *flat))  # in half the time of array("i", flat)
+        parts += (_filled(slots, frame.rows), _filled(table, frame.tokens))
+    return array("i", b"".join(parts))
 
 
-def _filled(values: Iterator[int] | Sequence[int], size: int) -> list[int]:
-    found = list(values)
-    return found + [NO_TOKEN] * (size - len(found))
+def _words(values: Sequence[int]) -> bytes:
+    """The values as i32, in half the time of `array("i", values)`."""
+    return struct.pack(f"{len(values)}i", *values)
 
 
-def _starts(batch: Batch, rows: int) -> Sequence[int]:
+def _filled(values: Sequence[int], size: int) -> bytes:
+    return _words(values) + NONE * (size - len(values))
+
+
+def _starts(batch: Batch, rows: int) -> bytes:
     """Row bounds; in DECODE every row of the frame has one token, a pad too."""
     if batch.mode is Mode.DECODE:
-        return range(rows + 1)
+        return _counted_up(rows + 1)
     bounds = [0, *accumulate(batch.lengths)]
-    return bounds + bounds[-1:] * (rows - batch.rows)
+    return _words(bounds + bounds[-1:] * (rows - batch.rows))
 
 
-def _slots(batch: Batch) -> tuple[Sequence[int], Sequence[int]]:
+@lru_cache
+def _counted_up(size: int) -> bytes:
+    """0, 1, … as i32, kept since a decode needs them in every step."""
+    return _words(range(size))
+
+
+def _slots(batch: Batch) -> tuple[bytes, bytes]:
     """src and dst, none where the device holds them."""
     if batch.held is not None:
-        none = (NO_SLOT,) * batch.rows
+        none = NONE * batch.rows
         return none, none
-    src = _clean(batch.src, batch.lengths)
-    return src, src if batch.src == batch.dst else _clean(batch.dst, batch.lengths)
+    src = _words(_clean(batch.src, batch.lengths))
+    return src, src if batch.src == batch.dst else _words(_clean(batch.dst, batch.lengths))
 
 
 def _clean(slots: Sequence[int], lengths: Sequence[int]) -> Sequence[int]:

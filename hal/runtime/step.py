@@ -94,7 +94,7 @@ def make_step(batch: Batch, ring: Ring) -> Step:
         batch.mode,
         frame.rows,
         frame.tokens,
-        1 if decode and frame.rows else max(batch.lengths, default=0),
+        batch.max_len,
         fields.query_start_loc,
         src,
         dst,

@@ -67,6 +67,8 @@ def test_negative_lengths_and_positions_are_refused() -> None:
     assert refused(replace(GOOD, start=(0, -7, 0))) == (
         "begin: row 1: length 1, start -7: expected >= 0"
     )
+    going_on = Batch(Mode.EXTEND, (5, -1), (8, 7), (2, 3), (2, 3))
+    assert refused(going_on) == "begin: row 1: length -1, start 7: expected >= 0"
 
 
 def test_a_fresh_row_starts_at_position_zero() -> None:
@@ -95,6 +97,21 @@ def test_a_slot_outside_the_pool_is_refused_not_clamped(name: str, slot: int) ->
     assert refused(replace(GOOD, **{name: slots})) == (
         f"begin: slot {slot} in {name}, pool has slots 1..8"
     )
+
+
+@pytest.mark.parametrize("slot", [0, 9, 1 << 31])
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND])
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_slot_outside_the_pool_is_seen_among_rows_that_all_go_on(
+    mode: Mode, slot: int, row: int
+) -> None:
+    good = Batch(mode, (1, 1, 1), (4, 4, 4), (2, 3, 4), (2, 3, 4))
+    check(good, LIMITS)
+    stray = tuple(slot if place == row else good.src[place] for place in range(3))
+    for names in (("src",), ("dst",), ("src", "dst")):
+        assert refused(replace(good, **dict.fromkeys(names, stray))) == (
+            f"begin: slot {slot} in {names[0]}, pool has slots 1..8"
+        )
 
 
 def test_two_rows_with_one_dst_are_refused() -> None:
@@ -221,6 +238,7 @@ def test_a_step_is_refused_just_where_a_rule_is_broken(seed: int) -> None:
         place = rng.randrange(rows)
         start[place] = rng.choice((-1, LAST_POSITION, start[place]))
         lengths[place] = rng.choice((-1, 0, 2, lengths[place]))
+        src[place] = rng.choice((0, 9, dst[place], src[place]))
         track = []
     batch = Batch(mode, lengths, start, src, dst, track)
     if at_fault(batch):
