@@ -278,6 +278,7 @@ SMALL = (
     "bfloat16 hopper.prefill edges NCONS=2", "bfloat16 hopper.prefill edges NCONS=1",
     "bfloat16 hopper.prefill edges parts=1 waves=1",
     "bfloat16 hopper.prefill edges parts=3 waves=2",
+    "bfloat16 hopper.prefill channel edges NCONS=1 parts=3",
     "bfloat16 delta.bound layer", "bfloat16 conv_state.step bound layer",
     "bfloat16 conv_state.step bound cca layer",
 )  # fmt: skip

@@ -271,6 +271,7 @@ __device__ __forceinline__ void solve(float (&kk)[32], u32 own, u32 scratch, u32
     mma16(P, A, transpose8(T[0]), 0);
     mma16(R, T, 0, transpose8(pack_f16(P[2], P[3])));
     T[1] = pack_f16(-R[2], -R[3]);
+    __syncwarp();
     sts_u(mine + (g + 8) * 48 + t * 4, T[1]);
   }
   bar_sync(bar, 128);
