@@ -109,30 +109,40 @@ def tune(names: str, workers: int, target: Path) -> Table:
 
 
 def time_rows(only: str, rounds: int, best: Table | None) -> list[dict[str, Any]]:
-    """Each row as shipped, with the configurations of a sweep, and its floor, in turn."""
-    found = []
-    for row in chosen(only):
-        readings: dict[str, list[float]] = {"shipped": [], "best": [], "floor": []}
-        for _ in range(rounds):
-            readings["shipped"].append(one_time(row))
-            if best:
-                readings["best"].append(one_time(row, best))
-            if row.floor is not None:
-                calls = row.floor()
-                us = timing.graph_us(calls) if row.graph else timing.eager_us(calls[0])
-                readings["floor"].append(us)
-            torch.cuda.empty_cache()
-        parts = [
-            f"{name} {median(us):.2f} [{min(us):.2f}-{max(us):.2f}]"
-            for name, us in readings.items()
-            if us
-        ]
+    """Each row as shipped, with the configurations of a sweep, and its floor, in turn.
+
+    Kernels by themselves come last: once a process was profiled, launches of a graph overlap less.
+    """
+    picked = chosen(only)
+    found = [{"row": row.name, "us": readings_of(row, rounds, best)} for row in picked]
+    for row, each in zip(picked, found, strict=True):
         kernels = timing.kernels_us(row.make(lines.provider(best))[0])
-        say(f"time {row.name} [must / aim {row.goal or '-'}]: {'  '.join(parts)}")
         if not row.graph:
-            say("     " + "  ".join(f"{name[:24]} {us:.1f}" for name, us in kernels.items()))
-        found.append({"row": row.name, "us": readings, "kernels": kernels})
+            parts = [f"{name[:24]} {us:.1f}" for name, us in kernels.items()]
+            say(f"kernels {row.name}: {'  '.join(parts)}")
+        each["kernels"] = kernels
     return found
+
+
+def readings_of(row: lines.Row, rounds: int, best: Table | None) -> dict[str, list[float]]:
+    """Microseconds of a row's forms, in turn."""
+    readings: dict[str, list[float]] = {"shipped": [], "best": [], "floor": []}
+    for _ in range(rounds):
+        readings["shipped"].append(one_time(row))
+        if best:
+            readings["best"].append(one_time(row, best))
+        if row.floor is not None:
+            calls = row.floor()
+            us = timing.graph_us(calls) if row.graph else timing.eager_us(calls[0])
+            readings["floor"].append(us)
+        torch.cuda.empty_cache()
+    parts = [
+        f"{name} {median(us):.2f} [{min(us):.2f}-{max(us):.2f}]"
+        for name, us in readings.items()
+        if us
+    ]
+    say(f"time {row.name} [must / aim {row.goal or '-'}]: {'  '.join(parts)}")
+    return readings
 
 
 def host() -> dict[str, float]:
