@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from hal.bench.entrant import Attempt, Entrant, NotComparable, Outcome, of_provider
-from hal.bench.judge import Verdict, checked_lengths, judge, like
+from hal.bench.judge import EQUAL, Verdict, checked_lengths, judge, like
 from hal.bench.peers import Peer
 from hal.bench.present import Present
 from hal.bench.shapes import Shape
@@ -69,13 +69,14 @@ class Contest:
 
     def lines(self) -> list[Line]:
         """Check every entrant, then time those that are right in turn."""
-        trial, rows = self.ours[0].trial, checked_lengths(self.shape.lengths)
-        small = _case(trial, self.shape.batch(rows))
-        want, large = small.expect_all(), _case(trial, self.shape.batch(self.shape.lengths))
+        trial, lengths = self.ours[0].trial, self.shape.lengths
+        small = _case(trial, self.shape.batch(checked_lengths(lengths)))
+        wanted, large = small.expect_all(), _case(trial, self.shape.batch(lengths))
         lines: list[tuple[Line, list[Attempt]]] = []
         first: Outcome | None = None
         for own, entrant in self._entrants():
-            cases = (small, large) if self._is_first(own) else self._cases(own, rows)
+            cases = self._cases(own, entrant, (small, large))
+            want = wanted if cases[0] is small else cases[0].expect_all()
             line = self._checked(own, entrant, cases[0], want)
             calls: list[Attempt] = []
             if line.verdict == RIGHT:
@@ -103,11 +104,15 @@ class Contest:
             for entrant in peer.entrants(self.shape.operation):
                 yield self.ours[0].trial, entrant
 
-    def _cases(self, trial: Trial, rows: Sequence[int]) -> tuple[Case, Case]:
-        return (
-            _case(trial, self.shape.batch(rows)),
-            _case(trial, self.shape.batch(self.shape.lengths)),
-        )
+    def _cases(self, trial: Trial, entrant: Entrant, first: tuple[Case, Case]) -> tuple[Case, Case]:
+        """What an entrant is checked and timed on: the first provider's cases where it can be."""
+        lengths, same = self.shape.lengths, self._is_first(trial)
+        rows = checked_lengths(lengths)
+        odd = entrant.equal and len(set(rows)) > len(set(lengths)) == 1
+        if same and not odd:
+            return first
+        small = _case(trial, self.shape.batch(EQUAL if odd else rows))
+        return small, first[1] if same else _case(trial, self.shape.batch(lengths))
 
     @property
     def place(self) -> torch.device:
@@ -122,10 +127,9 @@ class Contest:
             Line, self.shape.operation, self.shape.name, trial.settings["dtype"], entrant.name,
             entrant.version, rows=case.rows.lengths,
         )  # fmt: skip
-        expected = want if self._is_first(trial) else case.expect_all()
         try:
             got = entrant.make(trial, case, self.place).outcome()
-            check = judge(case, trial.kind, expected, got)
+            check = judge(case, entrant.kind or trial.kind, want, got)
         except NotComparable as lack:
             return line(verdict=SKIPPED, why=str(lack))
         except Exception as fault:  # whatever a peer raises is a finding about it
@@ -142,7 +146,7 @@ class Contest:
         calls, outcome = made
         if first is None or case.rows.lengths == line.rows or not self._is_first(trial):
             return line, calls, outcome
-        check = like(case, trial.kind, first, outcome)
+        check = like(case, entrant.kind or trial.kind, first, outcome)
         if check.right:
             return line, calls, outcome
         why = f"at the timed size it differs from {self.ours[0].present.candidate.name}: "

@@ -20,12 +20,13 @@ from hal.testing.rows import i32
 def _rule(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
     scale: float, starts: Tensor, bounds: Tensor, kind: GateKind = GateKind.SCALAR,
+    bound: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs and last states of rows that start from `starts` `[B, HV, V, K]`."""
     rows = range(1, len(starts) + 1)
     pool = torch.cat((torch.zeros_like(starts[:1]), starts))
     out, new = reference.delta_rule_prefill(
-        q, k, v, a, b, Gate(kind, A_log, dt_bias), pool, i32(*rows), i32(*rows), bounds,
+        q, k, v, a, b, Gate(kind, A_log, dt_bias, bound), pool, i32(*rows), i32(*rows), bounds,
         int(bounds.diff().max()),
     )  # fmt: skip
     return out * scale * q.shape[-1] ** 0.5, new[1:]
@@ -33,11 +34,12 @@ def _rule(
 
 def _kda(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    scale: float, starts: Tensor, bounds: Tensor,
+    scale: float, starts: Tensor, bounds: Tensor, lower_bound: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same with a gate a channel, whose bias comes flat."""
+    """The same with a gate a channel, whose bias comes flat; with a bound it is a safe one."""
     law = A_log.flatten(), dt_bias.view(q.shape[1], -1)
-    return _rule(q, k, v, a, b, *law, scale, starts, bounds, GateKind.CHANNEL)
+    kind = GateKind.CHANNEL if lower_bound is None else GateKind.SAFE
+    return _rule(q, k, v, a, b, *law, scale, starts, bounds, kind, lower_bound)
 
 
 def _ready(
@@ -87,6 +89,21 @@ def fla_chunk(
     return out.to(q.dtype).unsqueeze(0), states.float()
 
 
+def flash_kda(
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float, out: Tensor,
+    A_log: Tensor, dt_bias: Tensor, lower_bound: float, initial_state: Tensor,
+    final_state: Tensor, cu_seqlens: Tensor,
+) -> None:  # fmt: skip
+    """Packed `[1, T, ...]`, dt_bias `[H, K]`, int64 bounds; fills `out` and the last states."""
+    assert cu_seqlens.dtype == torch.int64
+    assert dt_bias.ndim == 2
+    assert all(t.is_contiguous() for t in (q, k, v, g, beta, out, initial_state, final_state))
+    flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
+    made, states = _kda(*flat, A_log, dt_bias, scale, initial_state, cu_seqlens, lower_bound)
+    out.copy_(made.unsqueeze(0))
+    final_state.copy_(states)
+
+
 def _flags(named: dict[str, Any], *names: str) -> None:
     for name in names:
         assert named.pop(name) is True, name
@@ -98,29 +115,31 @@ _IN_KERNEL = ("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid
 
 def fla_kda_recurrent(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
-    scale: float, initial_state: Tensor, **flags: Any,
+    scale: float, initial_state: Tensor, lower_bound: float | None = None, **flags: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """g `[B, 1, H, K]`, dt_bias `[H * K]`."""
     _flags(flags, *_IN_KERNEL)
     assert not flags
     assert dt_bias.ndim == 1
     flat = [t.squeeze(1) for t in (q, k, v, g, beta)]
-    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, _tokens(len(q)))
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, _tokens(len(q)), lower_bound)
     return out.to(q.dtype).unsqueeze(1), states.float()
 
 
 def fla_kda_chunk(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
-    scale: float, cu_seqlens: Tensor, cu_seqlens_cpu: Tensor, initial_state: Tensor, **flags: Any,
+    scale: float, cu_seqlens: Tensor, cu_seqlens_cpu: Tensor, initial_state: Tensor,
+    safe_gate: bool = False, lower_bound: float | None = None, **flags: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same packed, `[1, T, ...]`, with int64 bounds."""
     _flags(flags, *_IN_KERNEL)
     assert not flags
+    assert safe_gate == (lower_bound is not None)
     assert dt_bias.ndim == 1
     assert cu_seqlens.dtype == torch.int64
     assert torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu)
     flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
-    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, cu_seqlens)
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, cu_seqlens, lower_bound)
     return out.to(q.dtype).unsqueeze(0), states.float()
 
 
@@ -136,12 +155,13 @@ def sglang_kda_packed(
     out: Tensor,
     ssm_state_indices: Tensor,
     num_q_heads: int,
+    lower_bound: float | None = None,
 ) -> None:
     """a `[B, H * K]`, b `[B, H]`; gives nothing and fills `out` `[B, 1, H, V]`."""
     q, k, v = (t.unflatten(1, (num_q_heads, -1)) for t in mixed_qkv.chunk(3, 1))
     slots = ssm_state_indices.long()
     made, states = _kda(q, k, v, a.view(q.shape), b, A_log, dt_bias, scale, initial_state[slots],
-                        _tokens(len(a)))  # fmt: skip
+                        _tokens(len(a)), lower_bound)  # fmt: skip
     initial_state[slots] = states.float()
     out.copy_(made.unsqueeze(1))
 
@@ -149,7 +169,7 @@ def sglang_kda_packed(
 def sglang_kda_chunk(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
     scale: float, initial_state: Tensor, initial_state_indices: Tensor, cu_seqlens: Tensor,
-    use_qk_l2norm_in_kernel: bool, beta_is_raw: bool,
+    use_qk_l2norm_in_kernel: bool, beta_is_raw: bool, lower_bound: float | None = None,
 ) -> Tensor:  # fmt: skip
     """A_log `[1, 1, H, 1]`; the pool moves on in place, and the result lies over v."""
     assert use_qk_l2norm_in_kernel
@@ -157,7 +177,7 @@ def sglang_kda_chunk(
     assert A_log.shape == (1, 1, q.shape[2], 1)
     slots = initial_state_indices.long()
     flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
-    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state[slots], cu_seqlens)
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state[slots], cu_seqlens, lower_bound)
     initial_state[slots] = states.float()
     return v.copy_(out.unsqueeze(0))
 
@@ -332,14 +352,14 @@ def sglang_conv_update(
     x: Tensor, pool: Tensor, weight: Tensor, bias: None, activation: str, *,
     conv_state_indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    """x `[B, D]`, pool `[S, D, W-1]`."""
+    """x `[B, D]`, over which the result is written, pool `[S, D, W-1]`."""
     starts = torch.full_like(conv_state_indices, 9)
     out, new = reference.conv_decode(
         x, weight, bias, pool.clone(), conv_state_indices, conv_state_indices, starts,
         activation=activation,
     )  # fmt: skip
     pool.copy_(new)
-    return out.to(x.dtype)
+    return x.copy_(out)
 
 
 def sglang_conv(
@@ -388,6 +408,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
         "chunk_gated_delta_rule": fla_chunk,
     },
     "fla.ops.kda": {"fused_recurrent_kda": fla_kda_recurrent, "chunk_kda": fla_kda_chunk},
+    "flash_kda": {"fwd": flash_kda},
     "fla.modules.causal_conv1d": {"causal_conv1d_update": fla_conv_update},
     "mamba_ssm.ops.triton.selective_state_update": {"selective_state_update": state_update},
     "mamba_ssm.ops.triton.ssd_combined": {"mamba_chunk_scan_combined": scan_rows},

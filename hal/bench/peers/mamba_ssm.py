@@ -64,7 +64,7 @@ PEER: Final = Peer(
     "mamba-ssm",
     ("cuda",),
     (
-        Way("scan.prefill", _ssd, "equal rows"),
+        Way("scan.prefill", _ssd, "equal rows", equal=True),
         Way(
             "scan.decode",
             partial(
