@@ -33,8 +33,8 @@ def _prefill(trial: Trial, case: Case, place: torch.device) -> Attempt:
         raise NotComparable("it takes as many heads of q as of v, of 128 channels each")
     starts = pool[1:].contiguous()
     ends = torch.empty_like(starts)
-    named = {n: args[a].contiguous().unsqueeze(0)
-             for n, a in (("q", "q"), ("k", "k"), ("v", "v"), ("g", "a"), ("beta", "b"))}  # fmt: skip
+    names = {"q": "q", "k": "k", "v": "v", "g": "a", "beta": "b"}
+    named = {name: args[own].contiguous().unsqueeze(0) for name, own in names.items()}
     out = torch.empty_like(named["v"])
     run = partial(
         load("flash_kda:fwd"), **named, scale=_DIM**-0.5, out=out, A_log=law.A_log,

@@ -44,7 +44,7 @@ def _packed(
     case: Case, place: torch.device, pool: Tensor, slots: Tensor, out: Tensor
 ) -> partial[Any]:
     """The kernel on everything but mixed q, k and v; the states say what heads there are."""
-    args, (heads, V, K) = moved_args(case, place), pool.shape[1:]
+    args, heads, K = moved_args(case, place), pool.shape[1], pool.shape[3]
     named: dict[str, Any] = {
         **{"b": args["b"], "scale": K**-0.5, "initial_state": pool},
         **{"ssm_state_indices": slots, "out": out},
