@@ -128,8 +128,8 @@ class Contest:
             entrant.version, rows=case.rows.lengths,
         )  # fmt: skip
         try:
-            got = entrant.make(trial, case, self.place).outcome()
-            check = judge(case, entrant.kind or trial.kind, want, got)
+            made = entrant.make(trial, case, self.place)
+            check = judge(case, made.kind or trial.kind, want, made.outcome())
         except NotComparable as lack:
             return line(verdict=SKIPPED, why=str(lack))
         except Exception as fault:  # whatever a peer raises is a finding about it
@@ -146,7 +146,7 @@ class Contest:
         calls, outcome = made
         if first is None or case.rows.lengths == line.rows or not self._is_first(trial):
             return line, calls, outcome
-        check = like(case, entrant.kind or trial.kind, first, outcome)
+        check = like(case, calls[0].kind or trial.kind, first, outcome)
         if check.right:
             return line, calls, outcome
         why = f"at the timed size it differs from {self.ours[0].present.candidate.name}: "

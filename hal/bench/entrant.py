@@ -39,11 +39,13 @@ class Outcome:
 class Attempt:
     """A call on tensors of its own; `read` turns what the first run gave into an outcome.
 
-    Nothing but `run` is timed, so what a peer needs laid out otherwise is laid out before.
+    Nothing but `run` is timed, so what a peer needs laid out otherwise is laid out before. `kind`
+    names the limits it is held to where it rounds more than the operation does, "" where not.
     """
 
     run: Run
     read: Callable[[Any], Outcome]
+    kind: str = ""
 
     def outcome(self) -> Outcome:
         """Run once and read."""
@@ -58,15 +60,13 @@ Make = Callable[[Trial, Case, torch.device], Attempt]
 class Entrant:
     """Who is timed: a name and a version for the table, and how attempts are made.
 
-    `equal` says that it takes rows of one length alone, so that it is checked on such rows, too.
-    `kind` names the limits that it is held to where they are not the operation's.
+    `equal` says that it takes rows of one length alone, so that it is checked on such rows.
     """
 
     name: str
     version: str
     make: Make
     equal: bool = False
-    kind: str = ""
 
 
 def moved(value: Any, place: torch.device) -> Any:

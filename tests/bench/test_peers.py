@@ -67,8 +67,8 @@ def outcomes(peer: Peer, shape: Shape) -> list[str]:
     want, found = case.expect_all(), []
     for entrant in peer.entrants(shape.operation):
         try:
-            kind = entrant.kind or trial.kind
-            verdict = judge(case, kind, want, entrant.make(trial, case, HERE).outcome())
+            made = entrant.make(trial, case, HERE)
+            verdict = judge(case, made.kind or trial.kind, want, made.outcome())
         except NotComparable as lack:
             found.append(str(lack))
         else:

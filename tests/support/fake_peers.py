@@ -144,26 +144,19 @@ def fla_kda_chunk(
 
 
 def sglang_kda_packed(
-    *,
-    mixed_qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    scale: float,
-    initial_state: Tensor,
-    out: Tensor,
-    ssm_state_indices: Tensor,
-    num_q_heads: int,
+    mixed_qkv: Tensor, *, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, scale: float,
+    use_qk_l2norm_in_kernel: bool, initial_state: Tensor, ssm_state_indices: Tensor, out: Tensor,
     lower_bound: float | None = None,
-) -> None:
-    """a `[B, H * K]`, b `[B, H]`; gives nothing and fills `out` `[B, 1, H, V]`."""
-    q, k, v = (t.unflatten(1, (num_q_heads, -1)) for t in mixed_qkv.chunk(3, 1))
+) -> Tensor:  # fmt: skip
+    """a `[B, H * K]`, b `[B, H]`; heads are read off the states."""
+    assert use_qk_l2norm_in_kernel
+    heads = initial_state.shape[1]
+    q, k, v = (t.unflatten(1, (heads, -1)) for t in mixed_qkv.chunk(3, 1))
     slots = ssm_state_indices.long()
     made, states = _kda(q, k, v, a.view(q.shape), b, A_log, dt_bias, scale, initial_state[slots],
                         _tokens(len(a)), lower_bound)  # fmt: skip
     initial_state[slots] = states.float()
-    out.copy_(made.unsqueeze(1))
+    return out.copy_(made.unsqueeze(1))
 
 
 def sglang_kda_chunk(
@@ -269,6 +262,7 @@ def scan_packed(
     bounds = cu_seqlens.tolist()
     begins = (chunk_indices * chunk_size + chunk_offsets).tolist()
     assert begins == sorted({*range(0, bounds[-1], chunk_size), *bounds[:-1]})
+    assert all(t.is_contiguous() for t in (chunk_indices, chunk_offsets, seq_idx, cu_seqlens))
     assert seq_idx.squeeze(0).bincount().tolist() == cu_seqlens.diff().tolist()
     flat = [t.squeeze(0) for t in (x, dt)]
     groups = [t.squeeze(0) for t in (B, C)]
@@ -332,17 +326,18 @@ def flashinfer_decode(
 
 
 def sglang_packed(
-    *, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, scale: float,
+    mixed_qkv: Tensor, *, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, scale: float,
     use_qk_l2norm_in_kernel: bool, initial_state: Tensor, ssm_state_indices: Tensor, out: Tensor,
 ) -> Tensor:  # fmt: skip
-    """mixed `[B, (2 H K + HV V)]`; heads are read off the states and the result."""
+    """mixed `[B, (2 H K + HV V)]`; heads are read off the states; beta is rounded as b is."""
     assert use_qk_l2norm_in_kernel
     HV, V, K = initial_state.shape[1:]
     keys = (mixed_qkv.shape[1] - HV * V) // 2
     q, k, v = mixed_qkv.split([keys, keys, HV * V], 1)
     parts = (q.unflatten(1, (-1, K)), k.unflatten(1, (-1, K)), v.unflatten(1, (HV, V)))
     slots = ssm_state_indices.long()
-    made, states = _rule(*parts, a, b, A_log, dt_bias, scale, initial_state[slots],
+    rounded = b.double().sigmoid().to(b.dtype).double().logit()
+    made, states = _rule(*parts, a, rounded, A_log, dt_bias, scale, initial_state[slots],
                          _tokens(len(a)))  # fmt: skip
     initial_state[slots] = states.float()
     return out.copy_(made.unsqueeze(1))
@@ -416,11 +411,11 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "flashinfer.gdn_decode": {"gated_delta_rule_decode_pretranspose": flashinfer_decode},
     "flashinfer.mamba.selective_state_update": {"selective_state_update": state_update},
     f"{_SGLANG}attention.fla.fused_recurrent": {
-        "fused_recurrent_gated_delta_rule_packed_decode": sglang_packed
+        "fused_recurrent_gated_delta_rule_packed_decode": sglang_packed,
+        "fused_recurrent_kda_packed_decode": sglang_kda_packed,
     },
     f"{_SGLANG}attention.fla.chunk": {"chunk_gated_delta_rule": sglang_chunk},
     f"{_SGLANG}attention.fla.kda": {"chunk_kda": sglang_kda_chunk},
-    f"{_SGLANG}attention.kda_packed_decode": {"kda_packed_decode": sglang_kda_packed},
     f"{_SGLANG}attention.linear.fused_sigmoid_gating_recurrent": {
         "fused_sigmoid_gating_delta_rule_update": sglang_verify
     },

@@ -31,15 +31,13 @@ BUILT_IN: Final[Mapping[str, str]] = {
 class Way:
     """One way of a peer to do an operation; `label` tells it from its others, "" where alone.
 
-    `equal` is for those that take rows of one length alone, `kind` for those that round between
-    kernels and so are held to other limits than the operation's.
+    `equal` is for those that take rows of one length alone.
     """
 
     operation: str
     make: Make
     label: str = ""
     equal: bool = False
-    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Peer:
         for way in self.ways:
             if way.operation == operation:
                 name = f"{self.name} ({way.label})" if way.label else self.name
-                yield Entrant(name, self.installed() or "", way.make, way.equal, way.kind)
+                yield Entrant(name, self.installed() or "", way.make, way.equal)
 
 
 def found(device: str, names: Sequence[str] = ()) -> tuple[list[Peer], list[str]]:

@@ -31,33 +31,39 @@ OPS: Final = "sglang.kernels.ops."
 _FLA: Final = f"{OPS}attention.fla."
 
 
+_LOOSE: Final = "chunked"
+"""Limits for a beta, or for inputs, that are rounded to bfloat16 between two steps."""
+
+
 def _decode(trial: Trial, case: Case, place: torch.device) -> Attempt:
-    """A decode on mixed q, k and v, which are put together beforehand; KDA's has its own kernel."""
+    """A decode on mixed q, k and v, which are put together beforehand; KDA's has its own kernel.
+
+    The other rounds beta to the dtype of its logit.
+    """
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     mixed = torch.cat([args[name].flatten(1) for name in "qkv"], 1)
     out = torch.empty_like(args["v"]).unsqueeze(1)
-    run = partial(_packed(case, place, pool, slots, out), mixed_qkv=mixed)
-    return Attempt(run, lambda got: Outcome(out.squeeze(1), pools_with(case, pool[1:])))
+    run = partial(_packed(case, place, pool, slots, out), mixed)
+    kind = "" if args["a"].ndim == 3 else _LOOSE
+    return Attempt(run, lambda got: Outcome(out.squeeze(1), pools_with(case, pool[1:])), kind)
 
 
 def _packed(
     case: Case, place: torch.device, pool: Tensor, slots: Tensor, out: Tensor
 ) -> partial[Any]:
-    """The kernel on everything but mixed q, k and v; the states say what heads there are."""
-    args, heads, K = moved_args(case, place), pool.shape[1], pool.shape[3]
+    """The kernel on everything but mixed q, k and v, which come first."""
+    args = moved_args(case, place)
     named: dict[str, Any] = {
-        **{"b": args["b"], "scale": K**-0.5, "initial_state": pool},
-        **{"ssm_state_indices": slots, "out": out},
+        **{"b": args["b"], "scale": pool.shape[-1] ** -0.5, "initial_state": pool},
+        **{"ssm_state_indices": slots, "out": out, "use_qk_l2norm_in_kernel": True},
     }
     if args["a"].ndim == 3:
-        law = channel_gate(case, place)
+        law, rule = channel_gate(case, place), "kda"
         named |= {"a": args["a"].flatten(1), "dt_bias": law.dt_bias.flatten(), **bound_of(law)}
-        named |= {"num_q_heads": heads}
-        path = f"{OPS}attention.kda_packed_decode:kda_packed_decode"
     else:
-        law = raw_gate(case, GateKind.SCALAR, place)
-        named |= {"a": args["a"], "dt_bias": law.dt_bias, "use_qk_l2norm_in_kernel": True}
-        path = f"{_FLA}fused_recurrent:fused_recurrent_gated_delta_rule_packed_decode"
+        law, rule = raw_gate(case, GateKind.SCALAR, place), "gated_delta_rule"
+        named |= {"a": args["a"], "dt_bias": law.dt_bias}
+    path = f"{_FLA}fused_recurrent:fused_recurrent_{rule}_packed_decode"
     return partial(load(path), **named, A_log=law.A_log)
 
 
@@ -75,7 +81,7 @@ def _decode_fused(trial: Trial, case: Case, place: torch.device) -> Attempt:
     def read(got: object) -> Outcome:
         return Outcome(out.squeeze(1), fused_pools_with(case, pool[1:], windows[1:]))
 
-    return Attempt(lambda: decode(mixed_qkv=update()), read)
+    return Attempt(lambda: decode(update()), read, _LOOSE)
 
 
 def _prefill(trial: Trial, case: Case, place: torch.device) -> Attempt:
@@ -144,7 +150,7 @@ def _verify(trial: Trial, case: Case, place: torch.device) -> Attempt:
 
 WAYS: Final = (
     Way("delta_rule.decode", _decode),
-    Way("delta_rule.decode_fused", _decode_fused, "two kernels", kind="chunked"),
+    Way("delta_rule.decode_fused", _decode_fused, "two kernels"),
     Way("delta_rule.prefill", _prefill),
     Way("delta_rule.verify", _verify),
 )
