@@ -311,6 +311,12 @@ def state_update(
     return result.to(x.dtype) if out is None else out.copy_(result)
 
 
+def flashinfer_state_update(*, dt: Tensor, D: Tensor, dt_bias: Tensor, **rest: Any) -> Tensor:
+    """The same, where dt, D and dt_bias share a dtype."""
+    assert dt.dtype == D.dtype == dt_bias.dtype
+    return state_update(dt=dt, D=D, dt_bias=dt_bias, **rest)
+
+
 def flashinfer_decode(
     *, q: Tensor, k: Tensor, v: Tensor, state: None, A_log: Tensor, a: Tensor, dt_bias: Tensor,
     b: Tensor, scale: float, output: Tensor, use_qk_l2norm: bool, initial_state: Tensor,
@@ -409,7 +415,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "mamba_ssm.ops.triton.ssd_combined": {"mamba_chunk_scan_combined": scan_rows},
     "flashinfer.gdn_prefill": {"chunk_gated_delta_rule": flashinfer_prefill},
     "flashinfer.gdn_decode": {"gated_delta_rule_decode_pretranspose": flashinfer_decode},
-    "flashinfer.mamba.selective_state_update": {"selective_state_update": state_update},
+    "flashinfer.mamba.selective_state_update": {"selective_state_update": flashinfer_state_update},
     f"{_SGLANG}attention.fla.fused_recurrent": {
         "fused_recurrent_gated_delta_rule_packed_decode": sglang_packed,
         "fused_recurrent_kda_packed_decode": sglang_kda_packed,
