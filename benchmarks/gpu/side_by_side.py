@@ -22,7 +22,8 @@ BEGIN, END = "<!-- side by side -->", "<!-- side by side ends -->"
 SAME: Final = ("device", "machine", "arch", "providers", "python", "torch", "triton", "timer")
 """What the parts of one run have in common."""
 
-ORDER: Final = {(shape.operation, shape.name): n for n, shape in enumerate(SHAPES)}
+RANK: Final = {op: n for n, op in enumerate(dict.fromkeys(shape.operation for shape in SHAPES))}
+NUMBER: Final = {(shape.operation, shape.name): n for n, shape in enumerate(SHAPES)}
 PEERS: Final = ("flashinfer", "fla", "sglang", "mamba_ssm", "flash_kda")
 OURS: Final = "cuda."
 
@@ -49,17 +50,20 @@ def merged(parts: Sequence[dict[str, Any]], left_out: Sequence[str] = ()) -> dic
         for line in lines
         if line["cold_us"] or (peer_of(line), line["operation"]) not in dropped
     ]
-    lines.sort(key=lambda line: ORDER[shape_of(line)])
+    lines.sort(key=order)
     rounds = sorted({part["environment"]["rounds"] for part in parts})
     notes = [note for part in parts for note in part["notes"]]
     notes += [f"{name} is left out: {why}" for name, why in drops.items()]
-    notes += [
-        f"{operation} {shape}: other work ran beside it"
-        for (operation, shape), part in last.items()
-        if part["environment"].get("quiet") is False
-    ]
+    if loud := sum(part["environment"].get("quiet") is False for part in last.values()):
+        notes.append(f"{loud} of {len(last)} shapes: other work ran on the card meanwhile")
     named = {name: first.get(name) for name in SAME}
     return {"schema": 1, "environment": {**named, "rounds": rounds}, "lines": lines, "notes": notes}
+
+
+def order(line: Line) -> tuple[int, bool, int]:
+    """By operation, KDA behind the others, then as shapes are named."""
+    operation, shape = shape_of(line)
+    return RANK[operation], shape.startswith("kda"), NUMBER[operation, shape]
 
 
 def shape_of(line: Line) -> tuple[str, str]:
@@ -86,14 +90,15 @@ def time_of(line: Line, settled: float) -> float | None:
 
 
 def rows(report: dict[str, Any], settled: float) -> Iterator[tuple[Line, dict[str, Line]]]:
-    """The provider's line of each shape that has a time, and the peers' lines by name."""
+    """The provider's line of each shape that has peers, and the peers' lines by name."""
     shapes: dict[tuple[str, str], list[Line]] = {}
     for line in report["lines"]:
         shapes.setdefault(shape_of(line), []).append(line)
     for lines in shapes.values():
         ours = [line for line in lines if line["entrant"].startswith(OURS)]
-        if ours and time_of(ours[0], settled) is not None:
-            yield ours[0], {peer_of(line): line for line in lines if line not in ours}
+        others = {peer_of(line): line for line in lines if line not in ours}
+        if ours and others and time_of(ours[0], settled) is not None:
+            yield ours[0], others
 
 
 def cell(line: Line | None, base: float, settled: float) -> str:
@@ -145,7 +150,7 @@ def draw(report: dict[str, Any], settled: float, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    found = [(ours, others) for ours, others in rows(report, settled) if others]
+    found = list(rows(report, settled))
     with rc_context({"svg.hashsalt": "hal", "svg.fonttype": "none"}):
         picture = Figure(figsize=(9, 1.6 + 0.2 * len(found)), layout="constrained")
         panel = picture.subplots()

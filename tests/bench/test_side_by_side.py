@@ -51,7 +51,7 @@ def test_a_shape_is_of_the_last_part_that_has_it() -> None:
     again = part(line(STEP, "B512-C8192", "cuda.a", 11.0), quiet=False)
     report = SCRIPT["merged"]([STEPS, again])
     assert [each["cold_us"]["median"] for each in report["lines"]] == [11.0]
-    assert report["notes"] == ["conv.decode B512-C8192: other work ran beside it"]
+    assert report["notes"] == ["1 of 1 shapes: other work ran on the card meanwhile"]
 
 
 def test_parts_of_other_versions_are_refused() -> None:
