@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from hal.bench.entrant import Attempt, Entrant, NotComparable, Outcome, of_provider
-from hal.bench.judge import Verdict, checked_lengths, judge, like
+from hal.bench.judge import EQUAL, Verdict, checked_lengths, judge, like
 from hal.bench.peers import Peer
 from hal.bench.present import Present
 from hal.bench.shapes import Shape
@@ -26,6 +26,10 @@ WRONG: Final = "wrong"
 FAILED: Final = "failed"
 SKIPPED: Final = "not comparable"
 VERDICTS: Final = (RIGHT, WRONG, FAILED, SKIPPED)
+
+
+Expected = tuple[torch.Tensor, Pools]
+"""A result and the pools after it, as the oracle says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +73,15 @@ class Contest:
 
     def lines(self) -> list[Line]:
         """Check every entrant, then time those that are right in turn."""
-        trial, rows = self.ours[0].trial, checked_lengths(self.shape.lengths)
-        small = _case(trial, self.shape.batch(rows))
-        want, large = small.expect_all(), _case(trial, self.shape.batch(self.shape.lengths))
+        trial, lengths = self.ours[0].trial, self.shape.lengths
+        small = _case(trial, self.shape.batch(checked_lengths(lengths)))
+        wanted, large = small.expect_all(), _case(trial, self.shape.batch(lengths))
         lines: list[tuple[Line, list[Attempt]]] = []
         first: Outcome | None = None
         for own, entrant in self._entrants():
-            cases = (small, large) if self._is_first(own) else self._cases(own, rows)
-            line = self._checked(own, entrant, cases[0], want)
+            cases = self._cases(own, entrant, (small, large))
+            want = wanted if cases[0] is small else cases[0].expect_all()
+            line = self._checked(own, entrant, cases, want)
             calls: list[Attempt] = []
             if line.verdict == RIGHT:
                 line, calls, outcome = self._prepared(line, own, entrant, cases[1], first)
@@ -103,11 +108,15 @@ class Contest:
             for entrant in peer.entrants(self.shape.operation):
                 yield self.ours[0].trial, entrant
 
-    def _cases(self, trial: Trial, rows: Sequence[int]) -> tuple[Case, Case]:
-        return (
-            _case(trial, self.shape.batch(rows)),
-            _case(trial, self.shape.batch(self.shape.lengths)),
-        )
+    def _cases(self, trial: Trial, entrant: Entrant, first: tuple[Case, Case]) -> tuple[Case, Case]:
+        """What an entrant is checked and timed on: the first provider's cases where it can be."""
+        lengths, same = self.shape.lengths, self._is_first(trial)
+        rows = checked_lengths(lengths)
+        odd = entrant.equal and len(set(rows)) > len(set(lengths)) == 1
+        if same and not odd:
+            return first
+        small = _case(trial, self.shape.batch(EQUAL if odd else rows))
+        return small, first[1] if same else _case(trial, self.shape.batch(lengths))
 
     @property
     def place(self) -> torch.device:
@@ -115,17 +124,22 @@ class Contest:
         return torch.device(self.device.torch_name)
 
     def _checked(
-        self, trial: Trial, entrant: Entrant, case: Case, want: tuple[torch.Tensor, Pools]
+        self, trial: Trial, entrant: Entrant, cases: tuple[Case, Case], want: Expected
     ) -> Line:
-        """One entrant against the oracle."""
+        """One entrant against the oracle.
+
+        What is timed runs first: who tunes itself at its first call has to tune for that.
+        """
+        case, timed = cases
         line = partial(
             Line, self.shape.operation, self.shape.name, trial.settings["dtype"], entrant.name,
             entrant.version, rows=case.rows.lengths,
         )  # fmt: skip
-        expected = want if self._is_first(trial) else case.expect_all()
         try:
-            got = entrant.make(trial, case, self.place).outcome()
-            check = judge(case, trial.kind, expected, got)
+            if timed.rows.lengths != case.rows.lengths:
+                entrant.make(trial, timed, self.place).run()
+            made = entrant.make(trial, case, self.place)
+            check = judge(case, made.kind or trial.kind, want, made.outcome())
         except NotComparable as lack:
             return line(verdict=SKIPPED, why=str(lack))
         except Exception as fault:  # whatever a peer raises is a finding about it
@@ -142,7 +156,7 @@ class Contest:
         calls, outcome = made
         if first is None or case.rows.lengths == line.rows or not self._is_first(trial):
             return line, calls, outcome
-        check = like(case, trial.kind, first, outcome)
+        check = like(case, calls[0].kind or trial.kind, first, outcome)
         if check.right:
             return line, calls, outcome
         why = f"at the timed size it differs from {self.ours[0].present.candidate.name}: "

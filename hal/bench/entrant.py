@@ -39,11 +39,13 @@ class Outcome:
 class Attempt:
     """A call on tensors of its own; `read` turns what the first run gave into an outcome.
 
-    Nothing but `run` is timed, so what a peer needs laid out otherwise is laid out before.
+    Nothing but `run` is timed, so what a peer needs laid out otherwise is laid out before. `kind`
+    names the limits it is held to where it rounds more than the operation does, "" where not.
     """
 
     run: Run
     read: Callable[[Any], Outcome]
+    kind: str = ""
 
     def outcome(self) -> Outcome:
         """Run once and read."""
@@ -56,11 +58,15 @@ Make = Callable[[Trial, Case, torch.device], Attempt]
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """Who is timed: a name and a version for the table, and how attempts are made."""
+    """Who is timed: a name and a version for the table, and how attempts are made.
+
+    `equal` says that it takes rows of one length alone, so that it is checked on such rows.
+    """
 
     name: str
     version: str
     make: Make
+    equal: bool = False
 
 
 def moved(value: Any, place: torch.device) -> Any:
@@ -150,6 +156,15 @@ def slotted(case: Case, place: torch.device) -> tuple[Tensor, Tensor]:
     return pool, torch.arange(1, len(states) + 1, dtype=torch.int32, device=place)
 
 
+def windowed(case: Case, place: torch.device) -> Tensor:
+    """The windows beside `slotted`, `[1 + B, C, W-1]`, of a decode that is fused with its conv."""
+    pool, layout = case.args["conv_state"], case.layouts["conv_state"]
+    width = case.args["conv_weight"].shape[1]
+    starts = zip(case.rows.src, case.rows.start, strict=True)
+    held = torch.stack([read_window(pool, s, p, width, layout).T for s, p in starts])
+    return torch.cat((torch.zeros_like(held[:1]), held)).to(place)
+
+
 def raw_gate(case: Case, kind: GateKind, place: torch.device) -> Gate:
     """The layer's gate on the device, for peers that compute one kind inside."""
     gate: Gate | None = case.args["gate"]
@@ -157,6 +172,20 @@ def raw_gate(case: Case, kind: GateKind, place: torch.device) -> Gate:
         raise NotComparable(f"it takes raw gates of kind {kind.value} here")
     moved_gate: Gate = moved(gate, place)
     return moved_gate
+
+
+def channel_gate(case: Case, place: torch.device) -> Gate:
+    """A gate a channel on the device, for peers that compute one inside with or without a bound."""
+    gate: Gate | None = case.args["gate"]
+    if gate is None or gate.kind is GateKind.SCALAR:
+        raise NotComparable("it takes raw gates of kind channel or safe here")
+    moved_gate: Gate = moved(gate, place)
+    return moved_gate
+
+
+def bound_of(gate: Gate) -> dict[str, float]:
+    """The bound of a safe gate by the name that peers share, and nothing for another gate."""
+    return {} if gate.lower_bound is None else {"lower_bound": gate.lower_bound}
 
 
 def ready_gates(case: Case, place: torch.device) -> tuple[Tensor, Tensor]:
@@ -178,6 +207,15 @@ def pools_with(case: Case, states: Tensor) -> Pools:
         else:
             pool[slot] = _as_vk(state, case.layout)
     return {case.pools[0]: pool}
+
+
+def fused_pools_with(case: Case, states: Tensor, windows: Tensor) -> Pools:
+    """The pools after a fused decode that left these states and windows `[B, C, W-1]`."""
+    pool, layout = clone_view(case.args["conv_state"]), case.layouts["conv_state"]
+    there = windows.detach().cpu().to(pool.dtype)
+    for slot, start, window in zip(case.rows.dst, case.rows.start, there, strict=True):
+        write_window(pool, slot, start + 1, window.T, layout)
+    return {**pools_with(case, states), "conv_state": pool}
 
 
 def _as_vk(states: Tensor, layout: str) -> Tensor:

@@ -15,6 +15,8 @@ WHOLE: Final = 1024
 """Tokens up to which the oracle is run on the very inputs that are timed."""
 CUT: Final = (200, 65, 1)
 """The rows that stand for a shape beyond it."""
+EQUAL: Final = (200, 200)
+"""The rows that stand for one of equal rows, for those that take no others."""
 
 
 @dataclass(frozen=True, slots=True)

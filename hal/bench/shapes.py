@@ -145,6 +145,8 @@ def _card() -> Iterator[Shape]:
         yield Shape(f"delta_rule.{verb}", "1x8192-HV8", gdn(4), (8192,), CARD)
     for name, lengths in LONG.items():
         yield Shape("delta_rule.prefill", f"kda-{name}-H32", kda(32), lengths, CARD)
+        safe = kda(32, "safe")
+        yield Shape("delta_rule.prefill", f"kda-safe-{name}-H32", safe, lengths, CARD)
         yield Shape("scan.prefill", f"ssd-{name}-H128", ssd(128, 8), lengths, CARD)
     yield from _card_drafts()
     yield from _card_convs()

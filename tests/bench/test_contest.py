@@ -10,7 +10,7 @@ import torch
 from hal.bench import contest
 from hal.bench.contest import FAILED, RIGHT, SKIPPED, WRONG, Contest, Ours
 from hal.bench.entrant import Attempt, NotComparable, Outcome, bound, moved_args
-from hal.bench.judge import CUT, WHOLE, checked_lengths
+from hal.bench.judge import CUT, EQUAL, WHOLE, checked_lengths
 from hal.bench.peers import Peer, Way
 from hal.bench.present import Present
 from hal.bench.shapes import HOST, Shape, first_layout, gdn
@@ -141,6 +141,41 @@ def test_what_a_peer_raises_is_a_line_and_the_others_go_on() -> None:
     assert (broken.verdict, broken.why) == (FAILED, "RuntimeError: no kernel image")
     assert (skipped.verdict, skipped.why) == (SKIPPED, "takes rows of one length alone")
     assert last.cold
+
+
+def test_who_tunes_itself_at_its_first_call_sees_what_is_timed() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def tuned(trial: Trial, case: Case, place: torch.device) -> Attempt:
+        right, now = same(trial, case, place), case.rows.lengths
+        return Attempt(lambda: (seen.append(now), right.run())[1], right.read)
+
+    _, other = run(LONG, peer(tuned))
+    assert other.verdict == RIGHT
+    assert seen == [LONG.lengths, (CUT[0],), LONG.lengths]
+
+
+def test_a_peer_of_equal_rows_is_checked_on_equal_rows() -> None:
+    def equal(trial: Trial, case: Case, place: torch.device) -> Attempt:
+        if len(set(case.rows.lengths)) > 1:
+            raise NotComparable("takes rows of one length alone")
+        return same(trial, case, place)
+
+    shape = replace(LONG, lengths=(600, 600))
+    other = Peer("other", "pytest", ("cpu",), (Way(OPERATION, equal, equal=True),))
+    _, line = run(shape, other)
+    assert (line.verdict, line.rows) == (RIGHT, EQUAL)
+    ragged = replace(LONG, lengths=(600, 601))
+    assert run(ragged, other)[1].verdict == SKIPPED
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("", WRONG), ("tf32", RIGHT)])
+def test_an_attempt_that_rounds_more_is_held_to_the_limits_it_names(
+    kind: str, verdict: str
+) -> None:
+    spoil = spoiled(lambda got, _: Outcome(got.result + 3e-4, got.pools))
+    other = peer(lambda *given: replace(spoil(*given), kind=kind))
+    assert run(SMALL, other)[1].verdict == verdict
 
 
 def test_a_long_shape_is_checked_on_short_rows_and_then_like_the_first_at_full_size() -> None:

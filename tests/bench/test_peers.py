@@ -67,7 +67,8 @@ def outcomes(peer: Peer, shape: Shape) -> list[str]:
     want, found = case.expect_all(), []
     for entrant in peer.entrants(shape.operation):
         try:
-            verdict = judge(case, trial.kind, want, entrant.make(trial, case, HERE).outcome())
+            made = entrant.make(trial, case, HERE)
+            verdict = judge(case, made.kind or trial.kind, want, made.outcome())
         except NotComparable as lack:
             found.append(str(lack))
         else:
@@ -98,6 +99,7 @@ def test_transformers_says_what_it_cannot_do() -> None:
         assert text in outcomes(TRANSFORMERS, shape)[0]
 
 
+FUSED = {**gdn(2, 16), "width": 4, "bias": True, "activation": "silu"}
 CARDS = {
     "fla": [
         Shape("delta_rule.decode", "", gdn(2, 16), (1, 1, 1), CARD),
@@ -105,6 +107,8 @@ CARDS = {
         Shape("delta_rule.prefill", "", gdn(2, 16), (5, 3), CARD, fresh=True),
         Shape("delta_rule.decode", "", kda(2), (1, 1, 1), CARD),
         Shape("delta_rule.prefill", "", kda(2), (5, 70, 1), CARD),
+        Shape("delta_rule.decode", "", kda(2, "safe"), (1, 1, 1), CARD),
+        Shape("delta_rule.prefill", "", kda(2, "safe"), (5, 70, 1), CARD),
         Shape("conv.decode", "", conv(12), (1, 1, 1), CARD),
     ],
     "mamba_ssm": [
@@ -120,6 +124,9 @@ CARDS = {
         Shape("delta_rule.decode", "", kda(2), (1, 1, 1), CARD),
         Shape("delta_rule.prefill", "", gdn(2, 16), (5, 70, 1), CARD),
         Shape("delta_rule.prefill", "", kda(2), (5, 70, 1), CARD),
+        Shape("delta_rule.decode", "", kda(2, "safe"), (1, 1, 1), CARD),
+        Shape("delta_rule.prefill", "", kda(2, "safe"), (5, 70, 1), CARD),
+        Shape("delta_rule.decode_fused", "", FUSED, (1, 1, 1), CARD),
         Shape("delta_rule.verify", "", drafts(gdn(2, 16), 4), (4, 4, 4), CARD),
         Shape("scan.prefill", "", ssd(4, 2), (300, 5, 1), CARD),
         Shape("delta_rule.decode", "", gdn(2, 16), (1, 1, 1), CARD),
@@ -129,6 +136,7 @@ CARDS = {
         Shape("short_conv.prefill", "", {"channels": 12, "width": 3, "bias": False}, (5, 2), CARD),
         Shape("scan.decode", "", ssd(4, 2), (1, 1, 1), CARD),
     ],
+    "flash_kda": [Shape("delta_rule.prefill", "", kda(2, "safe"), (5, 70, 1), CARD)],
 }
 
 
@@ -146,14 +154,15 @@ def test_an_adapter_asks_for_what_the_operation_is(
 
 @pytest.mark.parametrize(
     ("name", "dims", "kind"),
-    [("flashinfer", kda(2), "scalar"), ("fla", kda(2, "safe"), "channel"),
-     ("sglang", kda(2, "safe"), "channel")],
+    [("flashinfer", kda(2), "scalar"), ("fla", kda(2, "ready_channel"), "channel or safe"),
+     ("sglang", kda(2, "ready_channel"), "channel or safe"), ("flash_kda", kda(2), "safe")],
 )  # fmt: skip
 def test_gates_of_another_kind_are_not_comparable(
     name: str, dims: dict[str, Any], kind: str
 ) -> None:
     peer: Peer = load(BUILT_IN[name])
-    shape = Shape("delta_rule.decode", "", dims, (1, 1), CARD)
+    operation = "delta_rule.prefill" if name == "flash_kda" else "delta_rule.decode"
+    shape = Shape(operation, "", dims, (1, 1), CARD)
     assert outcomes(peer, shape) == [f"it takes raw gates of kind {kind} here"]
 
 

@@ -20,12 +20,13 @@ from hal.testing.rows import i32
 def _rule(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
     scale: float, starts: Tensor, bounds: Tensor, kind: GateKind = GateKind.SCALAR,
+    bound: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs and last states of rows that start from `starts` `[B, HV, V, K]`."""
     rows = range(1, len(starts) + 1)
     pool = torch.cat((torch.zeros_like(starts[:1]), starts))
     out, new = reference.delta_rule_prefill(
-        q, k, v, a, b, Gate(kind, A_log, dt_bias), pool, i32(*rows), i32(*rows), bounds,
+        q, k, v, a, b, Gate(kind, A_log, dt_bias, bound), pool, i32(*rows), i32(*rows), bounds,
         int(bounds.diff().max()),
     )  # fmt: skip
     return out * scale * q.shape[-1] ** 0.5, new[1:]
@@ -33,11 +34,12 @@ def _rule(
 
 def _kda(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    scale: float, starts: Tensor, bounds: Tensor,
+    scale: float, starts: Tensor, bounds: Tensor, lower_bound: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same with a gate a channel, whose bias comes flat."""
+    """The same with a gate a channel, whose bias comes flat; with a bound it is a safe one."""
     law = A_log.flatten(), dt_bias.view(q.shape[1], -1)
-    return _rule(q, k, v, a, b, *law, scale, starts, bounds, GateKind.CHANNEL)
+    kind = GateKind.CHANNEL if lower_bound is None else GateKind.SAFE
+    return _rule(q, k, v, a, b, *law, scale, starts, bounds, kind, lower_bound)
 
 
 def _ready(
@@ -87,6 +89,21 @@ def fla_chunk(
     return out.to(q.dtype).unsqueeze(0), states.float()
 
 
+def flash_kda(
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float, out: Tensor,
+    A_log: Tensor, dt_bias: Tensor, lower_bound: float, initial_state: Tensor,
+    final_state: Tensor, cu_seqlens: Tensor,
+) -> None:  # fmt: skip
+    """Packed `[1, T, ...]`, dt_bias `[H, K]`, int64 bounds; fills `out` and the last states."""
+    assert cu_seqlens.dtype == torch.int64
+    assert dt_bias.ndim == 2
+    assert all(t.is_contiguous() for t in (q, k, v, g, beta, out, initial_state, final_state))
+    flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
+    made, states = _kda(*flat, A_log, dt_bias, scale, initial_state, cu_seqlens, lower_bound)
+    out.copy_(made.unsqueeze(0))
+    final_state.copy_(states)
+
+
 def _flags(named: dict[str, Any], *names: str) -> None:
     for name in names:
         assert named.pop(name) is True, name
@@ -98,58 +115,54 @@ _IN_KERNEL = ("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid
 
 def fla_kda_recurrent(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
-    scale: float, initial_state: Tensor, **flags: Any,
+    scale: float, initial_state: Tensor, lower_bound: float | None = None, **flags: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """g `[B, 1, H, K]`, dt_bias `[H * K]`."""
     _flags(flags, *_IN_KERNEL)
     assert not flags
     assert dt_bias.ndim == 1
     flat = [t.squeeze(1) for t in (q, k, v, g, beta)]
-    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, _tokens(len(q)))
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, _tokens(len(q)), lower_bound)
     return out.to(q.dtype).unsqueeze(1), states.float()
 
 
 def fla_kda_chunk(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
-    scale: float, cu_seqlens: Tensor, cu_seqlens_cpu: Tensor, initial_state: Tensor, **flags: Any,
+    scale: float, cu_seqlens: Tensor, cu_seqlens_cpu: Tensor, initial_state: Tensor,
+    safe_gate: bool = False, lower_bound: float | None = None, **flags: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The same packed, `[1, T, ...]`, with int64 bounds."""
     _flags(flags, *_IN_KERNEL)
     assert not flags
+    assert safe_gate == (lower_bound is not None)
     assert dt_bias.ndim == 1
     assert cu_seqlens.dtype == torch.int64
     assert torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu)
     flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
-    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, cu_seqlens)
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state, cu_seqlens, lower_bound)
     return out.to(q.dtype).unsqueeze(0), states.float()
 
 
 def sglang_kda_packed(
-    *,
-    mixed_qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    scale: float,
-    initial_state: Tensor,
-    out: Tensor,
-    ssm_state_indices: Tensor,
-    num_q_heads: int,
-) -> None:
-    """a `[B, H * K]`, b `[B, H]`; gives nothing and fills `out` `[B, 1, H, V]`."""
-    q, k, v = (t.unflatten(1, (num_q_heads, -1)) for t in mixed_qkv.chunk(3, 1))
+    mixed_qkv: Tensor, *, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, scale: float,
+    use_qk_l2norm_in_kernel: bool, initial_state: Tensor, ssm_state_indices: Tensor, out: Tensor,
+    lower_bound: float | None = None,
+) -> Tensor:  # fmt: skip
+    """a `[B, H * K]`, b `[B, H]`; heads are read off the states."""
+    assert use_qk_l2norm_in_kernel
+    heads = initial_state.shape[1]
+    q, k, v = (t.unflatten(1, (heads, -1)) for t in mixed_qkv.chunk(3, 1))
     slots = ssm_state_indices.long()
     made, states = _kda(q, k, v, a.view(q.shape), b, A_log, dt_bias, scale, initial_state[slots],
-                        _tokens(len(a)))  # fmt: skip
+                        _tokens(len(a)), lower_bound)  # fmt: skip
     initial_state[slots] = states.float()
-    out.copy_(made.unsqueeze(1))
+    return out.copy_(made.unsqueeze(1))
 
 
 def sglang_kda_chunk(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor,
     scale: float, initial_state: Tensor, initial_state_indices: Tensor, cu_seqlens: Tensor,
-    use_qk_l2norm_in_kernel: bool, beta_is_raw: bool,
+    use_qk_l2norm_in_kernel: bool, beta_is_raw: bool, lower_bound: float | None = None,
 ) -> Tensor:  # fmt: skip
     """A_log `[1, 1, H, 1]`; the pool moves on in place, and the result lies over v."""
     assert use_qk_l2norm_in_kernel
@@ -157,7 +170,7 @@ def sglang_kda_chunk(
     assert A_log.shape == (1, 1, q.shape[2], 1)
     slots = initial_state_indices.long()
     flat = [t.squeeze(0) for t in (q, k, v, g, beta)]
-    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state[slots], cu_seqlens)
+    out, states = _kda(*flat, A_log, dt_bias, scale, initial_state[slots], cu_seqlens, lower_bound)
     initial_state[slots] = states.float()
     return v.copy_(out.unsqueeze(0))
 
@@ -249,6 +262,7 @@ def scan_packed(
     bounds = cu_seqlens.tolist()
     begins = (chunk_indices * chunk_size + chunk_offsets).tolist()
     assert begins == sorted({*range(0, bounds[-1], chunk_size), *bounds[:-1]})
+    assert all(t.is_contiguous() for t in (chunk_indices, chunk_offsets, seq_idx, cu_seqlens))
     assert seq_idx.squeeze(0).bincount().tolist() == cu_seqlens.diff().tolist()
     flat = [t.squeeze(0) for t in (x, dt)]
     groups = [t.squeeze(0) for t in (B, C)]
@@ -297,6 +311,12 @@ def state_update(
     return result.to(x.dtype) if out is None else out.copy_(result)
 
 
+def flashinfer_state_update(*, dt: Tensor, D: Tensor, dt_bias: Tensor, **rest: Any) -> Tensor:
+    """The same, where dt, D and dt_bias share a dtype."""
+    assert dt.dtype == D.dtype == dt_bias.dtype
+    return state_update(dt=dt, D=D, dt_bias=dt_bias, **rest)
+
+
 def flashinfer_decode(
     *, q: Tensor, k: Tensor, v: Tensor, state: None, A_log: Tensor, a: Tensor, dt_bias: Tensor,
     b: Tensor, scale: float, output: Tensor, use_qk_l2norm: bool, initial_state: Tensor,
@@ -312,17 +332,18 @@ def flashinfer_decode(
 
 
 def sglang_packed(
-    *, mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, scale: float,
+    mixed_qkv: Tensor, *, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, scale: float,
     use_qk_l2norm_in_kernel: bool, initial_state: Tensor, ssm_state_indices: Tensor, out: Tensor,
 ) -> Tensor:  # fmt: skip
-    """mixed `[B, (2 H K + HV V)]`; heads are read off the states and the result."""
+    """mixed `[B, (2 H K + HV V)]`; heads are read off the states; beta is rounded as b is."""
     assert use_qk_l2norm_in_kernel
     HV, V, K = initial_state.shape[1:]
     keys = (mixed_qkv.shape[1] - HV * V) // 2
     q, k, v = mixed_qkv.split([keys, keys, HV * V], 1)
     parts = (q.unflatten(1, (-1, K)), k.unflatten(1, (-1, K)), v.unflatten(1, (HV, V)))
     slots = ssm_state_indices.long()
-    made, states = _rule(*parts, a, b, A_log, dt_bias, scale, initial_state[slots],
+    rounded = b.double().sigmoid().to(b.dtype).double().logit()
+    made, states = _rule(*parts, a, rounded, A_log, dt_bias, scale, initial_state[slots],
                          _tokens(len(a)))  # fmt: skip
     initial_state[slots] = states.float()
     return out.copy_(made.unsqueeze(1))
@@ -332,14 +353,14 @@ def sglang_conv_update(
     x: Tensor, pool: Tensor, weight: Tensor, bias: None, activation: str, *,
     conv_state_indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    """x `[B, D]`, pool `[S, D, W-1]`."""
+    """x `[B, D]`, over which the result is written, pool `[S, D, W-1]`."""
     starts = torch.full_like(conv_state_indices, 9)
     out, new = reference.conv_decode(
         x, weight, bias, pool.clone(), conv_state_indices, conv_state_indices, starts,
         activation=activation,
     )  # fmt: skip
     pool.copy_(new)
-    return out.to(x.dtype)
+    return x.copy_(out)
 
 
 def sglang_conv(
@@ -388,18 +409,19 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
         "chunk_gated_delta_rule": fla_chunk,
     },
     "fla.ops.kda": {"fused_recurrent_kda": fla_kda_recurrent, "chunk_kda": fla_kda_chunk},
+    "flash_kda": {"fwd": flash_kda},
     "fla.modules.causal_conv1d": {"causal_conv1d_update": fla_conv_update},
     "mamba_ssm.ops.triton.selective_state_update": {"selective_state_update": state_update},
     "mamba_ssm.ops.triton.ssd_combined": {"mamba_chunk_scan_combined": scan_rows},
     "flashinfer.gdn_prefill": {"chunk_gated_delta_rule": flashinfer_prefill},
     "flashinfer.gdn_decode": {"gated_delta_rule_decode_pretranspose": flashinfer_decode},
-    "flashinfer.mamba.selective_state_update": {"selective_state_update": state_update},
+    "flashinfer.mamba.selective_state_update": {"selective_state_update": flashinfer_state_update},
     f"{_SGLANG}attention.fla.fused_recurrent": {
-        "fused_recurrent_gated_delta_rule_packed_decode": sglang_packed
+        "fused_recurrent_gated_delta_rule_packed_decode": sglang_packed,
+        "fused_recurrent_kda_packed_decode": sglang_kda_packed,
     },
     f"{_SGLANG}attention.fla.chunk": {"chunk_gated_delta_rule": sglang_chunk},
     f"{_SGLANG}attention.fla.kda": {"chunk_kda": sglang_kda_chunk},
-    f"{_SGLANG}attention.kda_packed_decode": {"kda_packed_decode": sglang_kda_packed},
     f"{_SGLANG}attention.linear.fused_sigmoid_gating_recurrent": {
         "fused_sigmoid_gating_delta_rule_update": sglang_verify
     },

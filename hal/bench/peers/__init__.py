@@ -22,17 +22,22 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "mamba_ssm": "hal.bench.peers.mamba_ssm:PEER",
     "flashinfer": "hal.bench.peers.flashinfer:PEER",
     "sglang": "hal.bench.peers.sglang:PEER",
+    "flash_kda": "hal.bench.peers.flash_kda:PEER",
 }
 """Where the adapters of this distribution are, by the peer's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of a peer to do an operation; `label` tells it from its others, "" where alone."""
+    """One way of a peer to do an operation; `label` tells it from its others, "" where alone.
+
+    `equal` is for those that take rows of one length alone.
+    """
 
     operation: str
     make: Make
     label: str = ""
+    equal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Peer:
         for way in self.ways:
             if way.operation == operation:
                 name = f"{self.name} ({way.label})" if way.label else self.name
-                yield Entrant(name, self.installed() or "", way.make)
+                yield Entrant(name, self.installed() or "", way.make, way.equal)
 
 
 def found(device: str, names: Sequence[str] = ()) -> tuple[list[Peer], list[str]]:

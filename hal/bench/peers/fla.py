@@ -11,6 +11,8 @@ from hal.bench.entrant import (
     Attempt,
     NotComparable,
     Outcome,
+    bound_of,
+    channel_gate,
     moved_args,
     pools_with,
     raw_gate,
@@ -28,18 +30,19 @@ _GATES: Final = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 def _delta(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """A decode is a batch of rows of one token; a prompt is packed with its bounds."""
     channel = case.args["a"].ndim == 3
-    law = raw_gate(case, GateKind.CHANNEL if channel else GateKind.SCALAR, place)
+    law = channel_gate(case, place) if channel else raw_gate(case, GateKind.SCALAR, place)
     args, states = moved_args(case, place), starting(case)
     axis = 1 if trial.decode else 0
     named: dict[str, Any] = {name: args[name].unsqueeze(axis) for name in "qkv"}
     named |= {"g": args["a"].unsqueeze(axis), "beta": args["b"].unsqueeze(axis), **_GATES}
     named |= {"A_log": law.A_log, "dt_bias": law.dt_bias.flatten()}
-    named |= {"scale": args["q"].shape[-1] ** -0.5}
+    named |= {"scale": args["q"].shape[-1] ** -0.5, **bound_of(law)}
     if states is not None:
         named["initial_state"] = states.contiguous().to(place)
     if not trial.decode:
         bounds = args["query_start_loc"].long()
         named |= {"cu_seqlens": bounds, "cu_seqlens_cpu": bounds.cpu()}
+        named |= {"safe_gate": True} if law.kind is GateKind.SAFE else {}
     form = "fused_recurrent" if trial.decode else "chunk"
     path = f"kda:{form}_kda" if channel else f"gated_delta_rule:{form}_gated_delta_rule"
     run = partial(load(f"fla.ops.{path}"), **named, output_final_state=True, state_v_first=True,

@@ -66,6 +66,7 @@ PEER: Final = Peer(
                 state_update,
                 "flashinfer.mamba.selective_state_update:selective_state_update",
                 given=True,
+                one_dtype=True,
                 algorithm="auto",
             ),
         ),

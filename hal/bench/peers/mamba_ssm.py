@@ -29,12 +29,23 @@ def hold_to_mamba2(case: Case, what: str) -> None:
 
 
 def state_update(
-    path: str, trial: Trial, case: Case, place: torch.device, *, given: bool = False, **more: Any
+    path: str,
+    trial: Trial,
+    case: Case,
+    place: torch.device,
+    *,
+    given: bool = False,
+    one_dtype: bool = False,
+    **more: Any,
 ) -> Attempt:
-    """The update that several libraries have with the same names; `given` passes a result."""
+    """The update that several libraries have with the same names; `given` passes a result.
+
+    With `one_dtype` dt is widened beforehand to the dtype of D and dt_bias.
+    """
     hold_to_mamba2(case, "update")
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     heads, P, N = pool.shape[1:]
+    args["dt"] = args["dt"].to(args["D"].dtype) if one_dtype else args["dt"]
     wide = {name: args[name].unsqueeze(-1).expand(*args[name].shape, P)
             for name in ("dt", "D", "dt_bias")}  # fmt: skip
     out = {"out": torch.empty_like(args["x"])} if given else {}
@@ -64,7 +75,7 @@ PEER: Final = Peer(
     "mamba-ssm",
     ("cuda",),
     (
-        Way("scan.prefill", _ssd, "equal rows"),
+        Way("scan.prefill", _ssd, "equal rows", equal=True),
         Way(
             "scan.decode",
             partial(

@@ -79,7 +79,9 @@ def _pieces(case: Case, size: int) -> torch.Tensor:
     """Chunks of the packed tokens and offsets in them, `[2, P]`, cut where a row begins."""
     begins = [0, *accumulate(case.rows.lengths)]
     starts = sorted({*range(0, begins[-1], size), *begins[:-1]})
-    return torch.tensor([divmod(start, size) for start in starts], dtype=torch.int32).t().clone()
+    return (
+        torch.tensor([divmod(start, size) for start in starts], dtype=torch.int32).t().contiguous()
+    )
 
 
 PEER: Final = Peer(

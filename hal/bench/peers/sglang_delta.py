@@ -11,11 +11,15 @@ from torch import Tensor
 from hal.bench.entrant import (
     Attempt,
     Outcome,
+    bound_of,
+    channel_gate,
+    fused_pools_with,
     moved_args,
     pools_with,
     raw_gate,
     ready_gates,
     slotted,
+    windowed,
 )
 from hal.bench.peers import Way
 from hal.model.spec import GateKind
@@ -27,26 +31,57 @@ OPS: Final = "sglang.kernels.ops."
 _FLA: Final = f"{OPS}attention.fla."
 
 
+_LOOSE: Final = "chunked"
+"""Limits for a beta, or for inputs, that are rounded to bfloat16 between two steps."""
+
+
 def _decode(trial: Trial, case: Case, place: torch.device) -> Attempt:
-    """A decode on mixed q, k and v, which are put together beforehand; KDA's has its own kernel."""
-    channel = case.args["a"].ndim == 3
-    law = raw_gate(case, GateKind.CHANNEL if channel else GateKind.SCALAR, place)
+    """A decode on mixed q, k and v, which are put together beforehand; KDA's has its own kernel.
+
+    The other rounds beta to the dtype of its logit.
+    """
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
+    mixed = torch.cat([args[name].flatten(1) for name in "qkv"], 1)
     out = torch.empty_like(args["v"]).unsqueeze(1)
+    run = partial(_packed(case, place, pool, slots, out), mixed)
+    kind = "" if args["a"].ndim == 3 else _LOOSE
+    return Attempt(run, lambda got: Outcome(out.squeeze(1), pools_with(case, pool[1:])), kind)
+
+
+def _packed(
+    case: Case, place: torch.device, pool: Tensor, slots: Tensor, out: Tensor
+) -> partial[Any]:
+    """The kernel on everything but mixed q, k and v, which come first."""
+    args = moved_args(case, place)
     named: dict[str, Any] = {
-        **{"mixed_qkv": torch.cat([args[name].flatten(1) for name in "qkv"], 1), "b": args["b"]},
-        **{"A_log": law.A_log, "scale": args["q"].shape[-1] ** -0.5, "initial_state": pool},
-        **{"ssm_state_indices": slots, "out": out},
+        **{"b": args["b"], "scale": pool.shape[-1] ** -0.5, "initial_state": pool},
+        **{"ssm_state_indices": slots, "out": out, "use_qk_l2norm_in_kernel": True},
     }
-    if channel:
-        named |= {"a": args["a"].flatten(1), "dt_bias": law.dt_bias.flatten()}
-        named |= {"num_q_heads": args["q"].shape[1]}
-        path = f"{OPS}attention.kda_packed_decode:kda_packed_decode"
+    if args["a"].ndim == 3:
+        law, rule = channel_gate(case, place), "kda"
+        named |= {"a": args["a"].flatten(1), "dt_bias": law.dt_bias.flatten(), **bound_of(law)}
     else:
-        named |= {"a": args["a"], "dt_bias": law.dt_bias, "use_qk_l2norm_in_kernel": True}
-        path = f"{_FLA}fused_recurrent:fused_recurrent_gated_delta_rule_packed_decode"
-    run = partial(load(path), **named)
-    return Attempt(run, lambda got: Outcome(out.squeeze(1), pools_with(case, pool[1:])))
+        law, rule = raw_gate(case, GateKind.SCALAR, place), "gated_delta_rule"
+        named |= {"a": args["a"], "dt_bias": law.dt_bias}
+    path = f"{_FLA}fused_recurrent:fused_recurrent_{rule}_packed_decode"
+    return partial(load(path), **named, A_log=law.A_log)
+
+
+def _decode_fused(trial: Trial, case: Case, place: torch.device) -> Attempt:
+    """Its two kernels in a row; the convolution writes over its input, rounded to its dtype."""
+    args, (pool, slots) = moved_args(case, place), slotted(case, place)
+    windows = windowed(case, place)
+    out = torch.empty(len(slots), 1, *pool.shape[1:3], dtype=case.dtype, device=place)
+    update = partial(
+        load(f"{OPS}mamba.causal_conv1d_triton:causal_conv1d_update"), args["mixed_qkv"], windows,
+        args["conv_weight"], args["conv_bias"], args["activation"], conv_state_indices=slots,
+    )  # fmt: skip
+    decode = _packed(case, place, pool, slots, out)
+
+    def read(got: object) -> Outcome:
+        return Outcome(out.squeeze(1), fused_pools_with(case, pool[1:], windows[1:]))
+
+    return Attempt(lambda: decode(update()), read, _LOOSE)
 
 
 def _prefill(trial: Trial, case: Case, place: torch.device) -> Attempt:
@@ -57,10 +92,10 @@ def _prefill(trial: Trial, case: Case, place: torch.device) -> Attempt:
     args = moved_args(case, place)
     named: dict[str, Any] = {name: args[name].unsqueeze(0) for name in "qkv"}
     if args["a"].ndim == 3:
-        law = raw_gate(case, GateKind.CHANNEL, place)
+        law = channel_gate(case, place)
         named |= {"g": args["a"].unsqueeze(0), "beta": args["b"].unsqueeze(0)}
         named |= {"A_log": law.A_log.view(1, 1, -1, 1), "dt_bias": law.dt_bias.flatten()}
-        named |= {"beta_is_raw": True}
+        named |= {"beta_is_raw": True, **bound_of(law)}
         path = f"{_FLA}kda:chunk_kda"
     else:
         g, beta = ready_gates(case, place)
@@ -115,6 +150,7 @@ def _verify(trial: Trial, case: Case, place: torch.device) -> Attempt:
 
 WAYS: Final = (
     Way("delta_rule.decode", _decode),
+    Way("delta_rule.decode_fused", _decode_fused, "two kernels"),
     Way("delta_rule.prefill", _prefill),
     Way("delta_rule.verify", _verify),
 )
