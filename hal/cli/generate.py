@@ -66,6 +66,7 @@ class Settings:
     speculative: int | None
     prefix_cache: bool
     prefix_slots: int | None
+    graphs: bool
     as_json: bool
 
 
@@ -106,6 +107,9 @@ def generate(
             help=f"States that --prefix-cache keeps beside those that run. Default: {CACHED}."
         ),
     ] = None,
+    graphs: Annotated[
+        bool, typer.Option("--graphs", help="Record a decode once for each size, then replay it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -126,6 +130,7 @@ def generate(
         speculative,
         prefix_cache,
         prefix_slots,
+        graphs,
         as_json,
     )
     with reporting("generate", debug), _ending(debug):
@@ -216,7 +221,9 @@ def _prepare(settings: Settings, given: list[Prompt]) -> Job:
         settings.dtype,
         speculative=settings.speculative,
         prefix_cache=settings.prefix_cache,
+        graphs=settings.graphs,
     )
+    _check_graphs(settings, folder)
     tokenizer = load_tokenizer(settings.folder, any(p.ids is None for p in given))
     outputs = [Output(prompt, encode(prompt, tokenizer)) for prompt in given]
     max_len = _max_len(settings, folder, outputs)
@@ -235,6 +242,15 @@ def _prepare(settings: Settings, given: list[Prompt]) -> Job:
         stop=folder.stop_ids(),
     )
     return Job(settings.max_new_tokens, folder, tokenizer, engine, outputs)
+
+
+def _check_graphs(settings: Settings, folder: Folder) -> None:
+    """A whole decode can be recorded where the device records what torch launches."""
+    device = folder.selection.device
+    if settings.graphs and device.torch_name.partition(":")[0] != "cuda":
+        raise RequestError(
+            f"--graphs needs a device that records whole decodes, {device} does not; leave it out"
+        )
 
 
 def _cached(settings: Settings, outputs: list[Output]) -> int:
@@ -258,7 +274,7 @@ def _max_len(settings: Settings, folder: Folder, outputs: list[Output]) -> int:
             check_request(len(output.prompt_ids), settings.max_new_tokens, max_len)
         except RequestError as error:
             raise RequestError(f"{output.prompt.origin}: {error}") from error
-    return max_len
+    return min(max_len, longest) if settings.graphs else max_len  # whose memory is all of it
 
 
 def _quiet(threads: int | None) -> None:

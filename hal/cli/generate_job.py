@@ -66,11 +66,17 @@ class Job:
             **self._spared(index),
         }
 
-    def statistics(self) -> dict[str, dict[str, int]]:
-        """What speculation and the prefix cache did; empty where neither was asked for."""
+    def statistics(self) -> dict[str, dict[str, object]]:
+        """What speculation, the prefix cache and graphs did; empty where none was asked for."""
         drafts, prefixes = self.engine.drafts, self.engine.prefixes
-        found = {} if drafts is None else {"speculation": asdict(drafts)}
-        return found if prefixes is None else {**found, "prefix_cache": asdict(prefixes)}
+        found: dict[str, dict[str, object]] = {}
+        if drafts is not None:
+            found["speculation"] = asdict(drafts)
+        if prefixes is not None:
+            found["prefix_cache"] = asdict(prefixes)
+        if (decodes := self.engine.runner.decodes) is not None:
+            found["graphs"] = {"recorded": decodes.sizes, "replayed": decodes.replays}
+        return found
 
     def _spared(self, index: int) -> dict[str, int]:
         """A prompt's own part of the statistics."""
@@ -111,6 +117,9 @@ class Job:
             yield "", "prompt tokens saved", saved
             yield "", "states stored", str(prefixes.stored)
             yield "", "states evicted", str(prefixes.evicted)
+        if (decodes := self.engine.runner.decodes) is not None:
+            yield "graphs", "decodes recorded", ", ".join(map(str, decodes.sizes)) or "none"
+            yield "", "decodes replayed", str(decodes.replays)
 
 
 def _share(part: int, whole: int) -> str:

@@ -281,6 +281,10 @@ def test_a_bad_folder_is_one_line_with_the_fix(
         (["--ids", "5", "--threads", -2], "--threads is -2, expected at least 1"),
         (["--ids", "5", "--max-len", 0], "--max-len is 0, expected at least 1"),
         (["--ids", "5", "--dtype", "int8"], "dtype: got 'int8', expected one of"),
+        (
+            ["--ids", "5", "--graphs"],
+            "--graphs needs a device that records whole decodes",
+        ),
         (["--ids", "5", "--device", "CPU!"], "device: got 'CPU!', expected a type"),
     ],
 )

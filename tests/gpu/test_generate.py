@@ -23,16 +23,22 @@ APP.command()(generate)
 SMALL = ("--dtype", "float32", "--max-batch", 3, "--token-budget", 9, "--max-new-tokens", 8)
 
 
-def run(folder: Path, device: str) -> Result:
+def run(folder: Path, device: str, *options: str) -> Result:
     """Six prompts in chunks, three at a time."""
     prompts = [part for ids in prompts_of() for part in ("--ids", " ".join(map(str, ids)))]
-    args = [folder, "--device", device, "--json", *SMALL, *prompts]
+    args = [folder, "--device", device, "--json", *SMALL, *options, *prompts]
     return CliRunner().invoke(APP, [str(arg) for arg in args])
 
 
 def tokens(result: Result) -> list[list[int]]:
     assert result.exit_code == 0, result.stderr
-    return [json.loads(line)["ids"] for line in result.stdout.splitlines()]
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    return [line["ids"] for line in lines if "ids" in line]
+
+
+def replayed(result: Result) -> int:
+    """Decode steps that ran as a graph."""
+    return int(json.loads(result.stdout.splitlines()[-1])["statistics"]["graphs"]["replayed"])
 
 
 @pytest.mark.parametrize("name", DRIVEN)
@@ -40,8 +46,12 @@ def test_the_device_gives_the_tokens_of_the_cpu(name: str, tmp_path: Path) -> No
     torch.set_num_threads(2)
     folder = folder_of(name, tmp_path)
     found = run(folder, "cuda")
-    if hal.explain("cuda", config_of(name), dtype="float32").fits:
-        assert tokens(found) == tokens(run(folder, "cpu"))
-    else:
+    if not hal.explain("cuda", config_of(name), dtype="float32").fits:
         assert found.exit_code == REFUSED
         assert found.stdout == ""
+        return
+    wanted = tokens(run(folder, "cpu"))
+    assert tokens(found) == wanted
+    recorded = run(folder, "cuda", "--graphs")
+    assert tokens(recorded) == wanted
+    assert replayed(recorded) > 0

@@ -55,10 +55,16 @@ def shared_prompts(seed: int = 0) -> list[list[int]]:
 
 
 def sparing_runner(
-    folder: Path, speculative: int | None, cached: int, budget: int = BUDGET + 3
+    folder: Path,
+    speculative: int | None,
+    cached: int,
+    budget: int = BUDGET + 3,
+    graphs: bool = False,
 ) -> Runner:
     """A runner that drafts and caches as asked; its pool is full of NaN, so that any leak shows."""
-    opened = open_folder(folder, "cpu", speculative=speculative, prefix_cache=cached > 0)
+    opened = open_folder(
+        folder, "cpu", speculative=speculative, prefix_cache=cached > 0, graphs=graphs
+    )
     runner = load(opened, slots=SLOTS + cached, max_batch=SLOTS, max_tokens=budget, max_len=MAX_LEN)
     for spec in runner.backend.selection.states:
         runner.backend.pool.tensors(spec.layer)[spec.name].fill_(float("nan"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -128,6 +130,20 @@ def spans(batch: Batch) -> Iterator[tuple[int, slice]]:
         begin += 1 if batch.mode is Mode.DECODE else length
 
 
+Attend = Callable[[int, Tensor, Tensor, Tensor, float | None, int | None], Tensor]
+"""A call's number, query `[H, T, D]`, keys and values `[KV heads, T, D]`, scale and window."""
+
+
+class Store(Protocol):
+    """Where keys and values of prompts go, by attention call and slot."""
+
+    def extend(
+        self, call: int, slot: int, start: int, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Store `[KV heads, L, D]` from position `start`; views of all positions up to there."""
+        ...
+
+
 @dataclass(slots=True)
 class SlotAttention:
     """One model's attention: its store, the step that is running, and how often it was called.
@@ -135,33 +151,50 @@ class SlotAttention:
     Calls are told apart by their order in the step, since one module may serve several layers.
     """
 
-    store: KvStore
-    batch: Batch | None = None
+    store: Store
+    step: Attend | None = None
     calls: int = 0
 
     @contextmanager
     def running(self, batch: Batch) -> Iterator[None]:
-        """Make this the attention of every bound module that is called inside."""
-        self.batch, self.calls = batch, 0
+        """Make this the attention of every bound module that is called inside, row by row."""
+        with self.attending(partial(self._by_rows, batch)):
+            yield
+
+    @contextmanager
+    def attending(self, step: Attend) -> Iterator[None]:
+        """The same with a step of its own."""
+        self.step, self.calls = step, 0
         token = _CURRENT.set(self)
         try:
             yield
         finally:
             _CURRENT.reset(token)
-            self.batch = None
+            self.step = None
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
     ) -> Tensor:
-        """Attend row by row; query `[H, T, D]`, key and value `[KV heads, T, D]`, result as query.
+        """Attend; query `[H, T, D]`, key and value `[KV heads, T, D]`, result as query.
 
         Row i sees the positions of its own slot up to each of its tokens.
         """
-        batch = self.batch
-        if batch is None:
+        if self.step is None:
             raise StepOrderError("attention was called outside a step")
         call = self.calls
         self.calls += 1
+        return self.step(call, query, key, value, scaling, window)
+
+    def _by_rows(
+        self,
+        batch: Batch,
+        call: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> Tensor:
         out = query.new_zeros(*query.shape[:-1], value.shape[-1])
         for row, span in spans(batch):
             start, slot = batch.start[row], batch.dst[row]

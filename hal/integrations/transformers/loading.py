@@ -61,10 +61,12 @@ def open_folder(
     *,
     speculative: int | None = None,
     prefix_cache: bool = False,
+    graphs: bool = False,
 ) -> Folder:
     """Decide whether the folder's model runs on the device, and find its weights.
 
-    `speculative` is how many tokens a row verifies at once, its newest one included.
+    `speculative` is how many tokens a row verifies at once, its newest one included. With `graphs`
+    a decode is recorded once for each size and then replayed.
 
     Raises `Unsupported` or `Undriven` where it does not, `ConfigError` or `WeightsError` where the
     folder is at fault. `dtype` None keeps the config's.
@@ -74,7 +76,13 @@ def open_folder(
         raise ConfigError(f"{folder} {what}; give the folder of a Hugging Face model")
     model_type = _model_type(folder)
     drafts = None if speculative is None else Speculative(speculative)
-    options = Options(dtype=dtype, speculative=drafts, prefix_cache=prefix_cache, ready_gates=True)
+    options = Options(
+        dtype=dtype,
+        speculative=drafts,
+        prefix_cache=prefix_cache,
+        graphs=graphs,
+        ready_gates=True,
+    )
     try:
         selection = choose(device, folder, options)
     except Unsupported as error:

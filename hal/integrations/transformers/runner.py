@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,14 +12,16 @@ from torch import Tensor
 from hal.errors import HalError
 from hal.integrations.transformers.attention import KvStore, SlotAttention, spans
 from hal.integrations.transformers.binding import bind_attention, bind_mixers
+from hal.integrations.transformers.captured import Decodes, FixedKv
 from hal.runtime.batch import Mode
 from hal.runtime.prefix import CachedSlots, PrefixIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from transformers import PreTrainedModel
 
+    from hal.integrations.transformers.captured import DecodeInputs
     from hal.runtime.backend import Backend
     from hal.runtime.batch import Batch
     from hal.runtime.pool import Slot
@@ -27,6 +31,7 @@ class Runner:
     """Runs steps of a bound model and keeps what a slot holds: linear states, keys and values.
 
     Binding changes this instance of the model alone, and for good: it runs in `step` from now on.
+    Where the selection was made with `graphs`, DECODE steps are recorded whole and replayed.
     `prefixes` says which cached states are in its slots; `drop_prefixes` frees them. Both follow
     the backend's pool: what it takes back is gone here too, whoever frees it.
     """
@@ -35,7 +40,11 @@ class Runner:
         self.model = model.to(backend.device).eval()
         self.backend = backend
         self.max_len = max_len
-        self.kv = KvStore(max_len)
+        self.kv: KvStore | FixedKv = KvStore(max_len)
+        self.decodes: Decodes | None = None
+        if backend.selection.options.graphs:
+            self.kv = fixed = FixedKv(backend.pool.slots, max_len)
+            self.decodes = Decodes(backend, max_len, partial(self._decode, fixed))
         self.prefixes = PrefixIndex()
         self._attention = SlotAttention(self.kv)
         self._witness = bind_mixers(model, backend)
@@ -77,10 +86,13 @@ class Runner:
         _check_slots(batch)
         if len(tokens) < batch.tokens:
             raise ValueError(f"step: {len(tokens)} tokens, the batch has {batch.tokens}")
-        self.backend.begin(batch)
-        self._verifying = batch if batch.mode is Mode.VERIFY else None
-        self._fork(batch)
-        logits = self._run(batch, tokens, rows)
+        if self.decodes is not None and batch.mode is Mode.DECODE:
+            logits = self._replay(self.decodes, batch, tokens, rows)
+        else:
+            self.backend.begin(batch)
+            self._verifying = batch if batch.mode is Mode.VERIFY else None
+            self._fork(batch)
+            logits = self._run(batch, tokens, rows)
         if batch.mode is not Mode.VERIFY:
             self._track(batch, batch.lengths)
         return logits
@@ -101,19 +113,41 @@ class Runner:
         self.backend.abandon()
 
     def _run(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
-        self._witness.begin()
         try:
-            with torch.inference_mode(), self._attention.running(batch):
-                logits = self._forward(batch, tokens, rows)
+            with torch.inference_mode(), self._attention.running(batch), self._witnessed():
+                return self._forward(batch, tokens, rows)
         finally:
             self.backend.end()
+
+    def _replay(
+        self, decodes: Decodes, batch: Batch, tokens: Sequence[int], rows: Sequence[int]
+    ) -> Tensor:
+        staged = decodes.stage(batch)
+        self._verifying = None
+        self._fork(batch)
+        return decodes.run(staged, batch, tokens)[list(rows)]
+
+    def _decode(self, kv: FixedKv, inputs: DecodeInputs) -> Tensor:
+        """A decode whose rows are known on the device alone; logits `[R, vocab]`."""
+        step = partial(kv.decode, inputs)
+        with self._attention.attending(step), self._witnessed():
+            output = self.model(
+                input_ids=inputs.ids, position_ids=inputs.positions, use_cache=False
+            )
+        logits: Tensor = output.logits
+        return logits[0].float()
+
+    @contextmanager
+    def _witnessed(self) -> Iterator[None]:
+        """A forward in which every layer has to run as often as a step needs it."""
+        self._witness.begin()
+        yield
         self._witness.check()
         if self._attention.calls != self._attention_layers:
             raise HalError(
                 f"attention ran {self._attention.calls} times over the slots, "
                 f"expected {self._attention_layers}, once for each layer"
             )
-        return logits
 
     def _forward(self, batch: Batch, tokens: Sequence[int], rows: Sequence[int]) -> Tensor:
         positions, asked = [0] * len(tokens), {}
