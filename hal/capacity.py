@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Final
 
 from hal.model.spec import ModelSpec
@@ -10,6 +11,9 @@ from hal.weights import WeightBytes
 
 RESERVE: Final = 0.1
 """Share of the memory that stays free for activations, the runtime and fragmentation."""
+
+LINKS: Final = 8
+"""Bytes beside a snapshot that say where on which path it is: two int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,8 @@ class Load:
 class Capacity:
     """Bytes of one request on one rank, and the requests that fit; None is unknown.
 
-    `scratch` is an upper bound: a snapshot of every state at each verify position.
+    `scratch` is an upper bound: at each verify position a snapshot of every state, with its place
+    in the path. It is in float32, which providers keep beside states of two bytes too.
     """
 
     kv: int
@@ -56,7 +61,7 @@ class Capacity:
 def capacity(load: Load, memory: int | None) -> Capacity:
     """The bytes of a request and, where memory and weights are known, how many fit."""
     state = sum(spec.bytes for spec in load.states)
-    scratch = load.verify_width * state
+    scratch = load.verify_width * sum(map(_snapshot, load.states))
     weights = None if load.weights is None else -(-load.weights.total // load.tp)
     requests = None
     if memory is not None and weights is not None:
@@ -65,6 +70,11 @@ def capacity(load: Load, memory: int | None) -> Capacity:
     return Capacity(
         kv_bytes(load), _kv_per_token(load, load.context), state, scratch, weights, requests
     )
+
+
+def _snapshot(spec: StateSpec) -> int:
+    """What a verify keeps of one state at one position, at most, links of the path included."""
+    return 4 * prod(spec.shape) + LINKS
 
 
 def kv_bytes(load: Load) -> int:

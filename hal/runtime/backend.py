@@ -56,11 +56,11 @@ class Backend:
             place = replace(place, index=device_index)
         self.selection = selection
         self.device = torch.device(place.torch_name)
-        self.pool = Pool(selection.states, slots, self.device, selection.options.tp)
+        self.pool = Pool(selection.states, self.limits.slots, self.device, selection.options.tp)
         self._providers = providers_of(selection, place)
         self._current = Current()
         self._binder = Binder(
-            selection, self._providers, self.pool, self._current, max_batch, ranks
+            selection, self._providers, self.pool, self._current, self.limits.max_batch, ranks
         )
         self._layers: dict[int, Layer] = {}
         self._bound = 0

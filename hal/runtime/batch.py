@@ -145,10 +145,11 @@ def _check_sizes(batch: Batch, limits: Limits) -> None:
     _check_entries(batch)
     if batch.rows > limits.max_batch:
         raise ValueError(f"begin: {batch.rows} rows, the backend was built for {limits.max_batch}")
-    if batch.tokens > limits.max_tokens:
-        raise ValueError(
-            f"begin: {batch.tokens} tokens, the backend was built for {limits.max_tokens}"
-        )
+    tokens = batch.tokens
+    if tokens > limits.max_tokens:
+        raise ValueError(f"begin: {tokens} tokens, the backend was built for {limits.max_tokens}")
+    if tokens > LAST_POSITION:
+        raise ValueError(f"begin: {tokens} tokens, at most {LAST_POSITION} have an int32 place")
 
 
 def _check_entries(batch: Batch) -> None:

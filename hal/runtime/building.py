@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import lcm
+from operator import index
 from typing import TYPE_CHECKING, Final
 
 from hal.binding import build
@@ -30,7 +31,8 @@ def providers_of(selection: Selection, place: Device) -> dict[str, Provider]:
 
 
 def limits_of(selection: Selection, slots: int, max_batch: int, max_tokens: int) -> Limits:
-    """What a batch of a backend of these sizes may be."""
+    """What a batch of a backend of these sizes may be, in plain integers, which never wrap."""
+    slots, max_batch, max_tokens = index(slots), index(max_batch), index(max_tokens)
     if max_batch < 1 or max_tokens < 1:
         raise ValueError(
             f"backend: max_batch {max_batch}, max_tokens {max_tokens}: expected at least 1"

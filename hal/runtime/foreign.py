@@ -7,6 +7,7 @@ views into its pages, and names slots on the device; nothing of them is read bac
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import index
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -92,7 +93,7 @@ class Attachment:
             place = replace(place, index=device_index)
         self.selection = selection
         self.pool = ForeignPool(selection, torch.device(place.torch_name))
-        self._max_batch = max_batch
+        self._max_batch = index(max_batch)
         self._providers = providers_of(selection, place)
         self._current = Current()
         self._sidecar: ConvState | None = None

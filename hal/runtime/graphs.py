@@ -197,6 +197,7 @@ class Graphs:
     def prepare(self, mode: Mode, rows: int, width: int, record: bool, layers: int) -> Captured:
         """Metadata of nothing but pads, in memory of its own."""
         self.check(mode, rows, width)
+        rows, width = index(rows), index(width)
         self._replaced.clear()
         verify = mode is Mode.VERIFY
         tracks = verify and self._limits.track is not None

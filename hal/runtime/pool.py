@@ -47,6 +47,7 @@ class Pool:
         device: torch.device,
         shard: Shard | None = None,
     ) -> None:
+        slots = index(slots)
         if slots < 1:
             raise ValueError(f"pool: {slots} slots, expected at least 1")
         if slots > LAST_SLOT:

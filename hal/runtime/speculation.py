@@ -40,9 +40,9 @@ def last_tokens(
         return pad(last, (0, gap), value=-1) if gap else last
     if tips is not None:
         _check_tips(step, accepted, given)
-    shift = 0 if tree else 1
+    shift = 0 if tree else 1  # from plain integers: a numpy.uint8 of 0 less 1 is 255
     pads = [-1] * (step.rows - len(given))
-    return ring.send(array("i", [*(count - shift for count in given), *pads]))
+    return ring.send(array("i", [*(index(count) - shift for count in given), *pads]))
 
 
 def targets(step: Step, last: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -121,11 +121,16 @@ def may_fork(batch: Batch) -> bool:
 
 
 def decode_copies(dst: Tensor, track: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """The slots that a DECODE step copies from and to, by its rows' `dst` and its points."""
+    """The slots that a DECODE step copies from and to, by its rows' `dst` and its points.
+
+    A row whose dst is none, which only a device can know, has no state to keep: its point's slot is
+    copied onto itself. As an index -1 would be the pool's last slot, another request's.
+    """
     if track is None:
         return None
     rows, _, slots = track.long().unbind(1)
-    return dst.index_select(0, rows).long(), slots
+    sources = dst.index_select(0, rows).long()
+    return torch.where(sources < 0, slots, sources), slots
 
 
 def track_points(batch: Batch, ring: Ring) -> Tensor | None:

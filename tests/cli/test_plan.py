@@ -4,6 +4,8 @@ import json
 import struct
 import subprocess
 import sysconfig
+from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ import hal
 from hal.capacity import RESERVE, Load, capacity, decode_bound, kv_bytes
 from hal.cards import CARDS
 from hal.cli.output import read_bytes, read_tokens, show_bytes
+from hal.interfaces import Scratch
 from hal.model import AttentionSpec, Kind, LayerSpec, ModelSpec, read
+from hal.runtime.building import providers_of
 from hal.runtime.pool import Pool
 from hal.states import StateFormat, plan_states
 from hal.weights import WeightBytes, weight_bytes
+from hal_npu.scratch import scratch_of as snapshots
 from support.model_configs import CONFIGS, tiny
 
 HAL = str(Path(sysconfig.get_path("scripts")) / "hal")
@@ -45,6 +50,55 @@ def test_planned_state_bytes_are_what_the_pool_allocates(name: str, slots: int) 
     found = capacity(Load(model, states, "bfloat16", 1, 128), None)
     pool = Pool(states, slots, torch.device("cpu"))
     assert pool.bytes == found.state * (slots + 1)
+
+
+INTERFACES = {"conv": "conv", "hidden": "conv", "recurrent": "delta_rule", "scan": "scan"}
+"""Who keeps what of a state; ZAYA's hidden state goes through a convolution of its own."""
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_next", "kimi_linear", "lfm2", "bamba", "falcon_mamba", "minimax", "zaya"]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_no_verify_keeps_more_than_the_planned_scratch(name: str, dtype: str) -> None:
+    found = hal.explain("cpu", tiny(name), dtype=dtype, speculative=hal.Speculative(3)).selection
+    assert found is not None
+    load = Load(found.model, found.states, dtype, 1, 64, 3)
+    kept = sum(map(size_of, kept_by(found, 5, 3)))
+    assert 0 < kept <= 5 * capacity(load, None).scratch
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+def test_snapshots_in_float32_of_states_of_two_bytes_are_within_the_plan(name: str) -> None:
+    """As an NPU keeps them, whatever dtype the pool has."""
+    states = plan_states(read(tiny(name)), 1, FORM)
+    kept = [
+        scratch
+        for spec in states
+        for scratch in snapshots(INTERFACES[spec.name], {spec.name: spec.shape}, FORM.layouts, 5, 3)
+    ]
+    size = sum(map(size_of, kept))
+    load = Load(read(tiny(name)), states, "bfloat16", 1, 64, 3)
+    assert 0 < size <= 5 * capacity(load, None).scratch
+
+
+def size_of(scratch: Scratch) -> int:
+    dtype: torch.dtype = getattr(torch, scratch.dtype)
+    return prod(scratch.shape) * dtype.itemsize
+
+
+def kept_by(selection: hal.Selection, rows: int, width: int) -> Iterator[Scratch]:
+    """What the chosen providers ask for to verify, state by state."""
+    providers = providers_of(selection, selection.device)
+    held: dict[int, dict[str, tuple[int, ...]]] = {}
+    for spec in selection.states:
+        held.setdefault(spec.layer, {})[spec.name] = spec.shape
+    for shapes in held.values():
+        for name, shape in shapes.items():
+            interface = INTERFACES[name]
+            seen = {"conv": (*shape, 1)} if name == "hidden" else shapes
+            provider = providers[selection.choices[f"{interface}.verify"].provider]
+            yield from provider.scratch_spec(interface, seen, rows, width)
 
 
 def attention(*specs: AttentionSpec) -> ModelSpec:
@@ -100,7 +154,7 @@ def test_the_requests_that_fit_fit_and_one_more_does_not(
     fixed = found.weights + found.state
     assert found.requests == 0 or fixed + found.requests * found.request <= usable
     assert fixed + (found.requests + 1) * found.request > usable
-    assert found.scratch == 2 * found.state
+    assert found.scratch == 2 * sum(4 * prod(state.shape) + 8 for state in states)
     assert found.request == found.kv + found.state + found.scratch
 
 

@@ -94,6 +94,32 @@ def test_a_batch_that_is_refused_records_and_moves_nothing(root: Path, recording
     runner.step(Batch(Mode.DECODE, [1], [2], [slot], [slot]), [7], [0])
 
 
+def test_a_record_has_no_more_rows_than_a_step_may_have_tokens(root: Path, recording: None) -> None:
+    opened = open_folder(folder_of("lfm2", root), "cpu", "float32", graphs=True)
+    runner = load(opened, slots=4, max_batch=8, max_tokens=3, max_len=MAX_LEN)
+    slots = runner.alloc(3)
+    for slot in slots:
+        runner.step(Batch(Mode.EXTEND, [2], [0], [-1], [slot]), [5, 6], [0])
+    runner.step(Batch(Mode.DECODE, [1] * 3, [2] * 3, slots, slots), [7, 8, 9], [0, 1, 2])
+    assert runner.decodes is not None and runner.decodes.sizes == (3,)
+
+
+def test_a_replayed_token_beyond_the_bound_is_refused_before_anything_runs(
+    root: Path, recording: None
+) -> None:
+    opened = open_folder(folder_of("lfm2", root), "cpu", "float32", graphs=True)
+    runner = load(opened, slots=2, max_batch=2, max_tokens=8, max_len=4)
+    (slot,) = runner.alloc()
+    runner.step(Batch(Mode.EXTEND, [3], [0], [-1], [slot]), [5, 6, 7], [0])
+    runner.step(Batch(Mode.DECODE, [1], [3], [slot], [slot]), [8], [0])
+    pool = runner.backend.pool
+    before = [pool.tensors(spec.layer)[spec.name].clone() for spec in pool.states]
+    with pytest.raises(HalError, match=f"slot {slot} would hold 5 tokens, at most 4 fit"):
+        runner.step(Batch(Mode.DECODE, [1], [4], [slot], [slot]), [9], [0])
+    for spec, old in zip(pool.states, before, strict=True):
+        assert torch.equal(pool.tensors(spec.layer)[spec.name], old)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(0, ROOM - 1), min_size=1, max_size=5),

@@ -16,6 +16,7 @@ from support.backends import Bound, backend_for
 from support.bound import GDN_CONFIG
 from support.captured import (
     SLOTS,
+    Rig,
     acceptance,
     bound_for_graphs,
     decode_batch,
@@ -81,6 +82,27 @@ def test_a_tracked_decode_row_copies_the_slot_that_the_device_knows() -> None:
     bound.backend.begin(on_device(batch))
     bound.call(bound.inputs(2))
     assert all(torch.equal(tensor[5], tensor[3]) for tensor in states(bound))
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_tracked_decode_row_that_the_device_knows_to_have_no_dst_keeps_nothing(
+    replayed: bool,
+) -> None:
+    bound = bound_for_graphs("gated_delta_net", track=True)
+    rig = Rig(bound, Mode.DECODE, (4,))
+    ids = (torch.tensor([2, 3], dtype=torch.int32), torch.tensor([2, -1], dtype=torch.int32))
+    batch = Batch(
+        Mode.DECODE, [1, 1], [5, 7], track=[(1, 8, 5), (0, 6, 4)], held=DeviceSlots(*ids, SLOTS)
+    )
+    before = [tensor.clone() for tensor in states(bound)]
+    if replayed:
+        rig.replay(batch, bound.inputs(2))
+    else:
+        bound.backend.begin(batch)
+        bound.call(bound.inputs(2))
+    for tensor, old in zip(states(bound), before, strict=True):
+        assert torch.equal(tensor[4], tensor[2])
+        assert torch.equal(tensor[5], old[5])
 
 
 class Unread(Tensor):

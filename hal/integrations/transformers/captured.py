@@ -85,7 +85,7 @@ class FixedKv:
         """Store `[KV heads, L, D]` from position `start`; views of all positions up to there."""
         end = start + keys.shape[1]
         if end > self.max_len:
-            raise HalError(f"kv: slot {slot} would hold {end} tokens, at most {self.max_len} fit")
+            raise no_room(slot, end, self.max_len)
         own = [each[slot] for each in self._of(call, keys, values)]
         for held, new in zip(own, (keys, values), strict=True):
             held[:, start:end] = new
@@ -139,6 +139,11 @@ class FixedKv:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
+def no_room(slot: int, tokens: int, most: int) -> HalError:
+    """The error of a slot whose keys and values would be more than it has room for."""
+    return HalError(f"kv: slot {slot} would hold {tokens} tokens, at most {most} fit")
+
+
 def _read(held: Tensor, slots: Tensor, seen: Tensor) -> Tensor:
     """What rows see of their slots, `[R, KV heads, max_len, D]` in float32, zeros for the rest."""
     return held[slots].float().masked_fill(~seen[:, None, :, None], 0.0)
@@ -174,6 +179,7 @@ class Decodes:
 
     def stage(self, batch: Batch) -> Recorded:
         """Check the batch and write its metadata; nothing runs yet."""
+        self._check_room(batch)
         rows = self._rows_of(max(batch.rows, 1))
         if rows not in self._by_rows:
             self._by_rows[rows] = self._record(rows)
@@ -187,9 +193,16 @@ class Decodes:
         self.replays += 1
         return staged.logits
 
+    def _check_room(self, batch: Batch) -> None:
+        """Refuse a position that keys and values have no place for; a record never looks at it."""
+        for slot, start in zip(batch.dst, batch.start, strict=False):  # checked behind it
+            if slot >= 0 and start >= self.max_len:
+                raise no_room(slot, start + 1, self.max_len)
+
     def _rows_of(self, rows: int) -> int:
-        """The next power of two, or as many as the backend was built for."""
-        return min(1 << (rows - 1).bit_length(), self.backend.limits.max_batch)
+        """The next power of two, or as many as the backend was built for, of one token each."""
+        limits = self.backend.limits
+        return min(1 << (rows - 1).bit_length(), limits.max_batch, limits.max_tokens)
 
     def _record(self, rows: int) -> Recorded:
         """Run a step of pads once, which compiles what it needs, and record another."""
