@@ -52,6 +52,11 @@ class Tuner(Protocol):
         """The names of the provider's table that can be swept."""
         ...
 
+    @property
+    def unswept(self) -> Mapping[str, str]:
+        """The names of the table that cannot be, and why."""
+        ...
+
     def sweep(
         self,
         device: Device,

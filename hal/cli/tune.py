@@ -76,20 +76,29 @@ def _swept(device: Device, provider: str, names: list[str], rounds: int, workers
 
     try:
         with plugins_aside():
-            here = presents(device, provider, installed())
-            tuner = _tuner(device, [each.candidate for each in here])
-            _known(names, tuner)
+            here = [each.candidate for each in presents(device, provider, installed())]
+            tuner = _tuner(device, here)
+            _known(names, tuner, here)
             return tuner.sweep(device, names, rounds, workers, _say)
     except NotMeasured as refusal:
         typer.echo(f"hal tune: {refusal}", err=True)
         raise typer.Exit(REFUSED) from None
 
 
-def _known(names: list[str], tuner: Tuner) -> None:
+def _known(names: list[str], tuner: Tuner, here: list[Candidate]) -> None:
     """Refuse a name that the tuner does not have."""
     for name in names:
         if name not in tuner.names:
-            raise ValueError(f"--name {name}: expected one of {', '.join(tuner.names)}")
+            raise ValueError(f"--name {name}: {_why_not(name, tuner, here)}")
+
+
+def _why_not(name: str, tuner: Tuner, here: list[Candidate]) -> str:
+    """Whose name it is instead, or why it cannot be swept, or what the names are."""
+    for candidate in here:
+        other = tuner_of(candidate)
+        if other is not None and name in other.names:
+            return f"{candidate.name} reads it; add --provider {candidate.name}"
+    return tuner.unswept.get(name) or f"expected one of {', '.join(tuner.names)}"
 
 
 def _tuner(device: Device, candidates: list[Candidate]) -> Tuner:
@@ -97,10 +106,7 @@ def _tuner(device: Device, candidates: list[Candidate]) -> Tuner:
     from hal.bench.refusal import NotMeasured
 
     for candidate in reversed(candidates):
-        path = module_of(candidate)
-        spec = attempt(partial(find_spec, path))
-        if spec is not None and not isinstance(spec, Failure):
-            tuner: Tuner = load(f"{path}:TUNER")
+        if (tuner := tuner_of(candidate)) is not None:
             return tuner
     lacks = [
         Reason(
@@ -113,6 +119,16 @@ def _tuner(device: Device, candidates: list[Candidate]) -> Tuner:
         for candidate in candidates
     ]
     raise NotMeasured(f"nothing can be tuned on {device}", lacks)
+
+
+def tuner_of(candidate: Candidate) -> Tuner | None:
+    """The tuner beside a provider, None where it has none."""
+    path = module_of(candidate)
+    spec = attempt(partial(find_spec, path))
+    if spec is None or isinstance(spec, Failure):
+        return None
+    found: Tuner = load(f"{path}:TUNER")
+    return found
 
 
 def module_of(candidate: Candidate) -> str:

@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import pytest
 
@@ -39,7 +39,8 @@ CLASSES = [
 class FakeTuner:
     """A tuner whose sweep is written down."""
 
-    names = ("a", "b", "c")
+    names: Sequence[str] = ("a", "b", "c")
+    unswept: Mapping[str, str] = MappingProxyType({"e": "nobody offers it"})
     ended = ""
 
     def __init__(self) -> None:
@@ -126,6 +127,7 @@ def test_a_sweep_that_ended_early_gives_what_it_has_and_status_1(
 
 BAD = {
     "name": (["-d", "cpu", "--name", "d"], "--name d: expected one of a, b, c"),
+    "unswept": (["-d", "cpu", "--name", "e"], "--name e: nobody offers it"),
     "rounds": (["-d", "cpu", "--rounds", "0"], "--rounds 0: expected at least 1"),
     "workers": (["-d", "cpu", "--workers", "0"], "--workers 0: expected at least 1"),
     "provider": (["-d", "cpu", "--provider", "x.y"], "--provider x.y: expected one of cpu.torch"),
@@ -144,6 +146,28 @@ def test_bad_input_is_one_line_with_what_is_expected(
     (line,) = ran.err.splitlines()
     assert line.startswith("hal tune: ")
     assert text in line
+
+
+def test_a_name_of_another_provider_is_refused_with_its_provider(
+    call: Call, tuner: FakeTuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The portable provider is swept unless another is named; its own tuner would sweep less."""
+    special, package = FakeTuner(), "fake_vendor.special"
+    special.names = ("f",)
+    for name in (package, f"{package}.provider", f"{package}.tuner"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules[f"{package}.tuner"].__dict__.update(TUNER=special, __spec__=object())
+    portable = replace(MANIFEST, load="fake_vendor.provider:Provider")
+    first = replace(
+        MANIFEST, name="cpu.special", load=f"{package}.provider:Provider",
+        priority=MANIFEST.priority + 1,
+    )  # fmt: skip
+    monkeypatch.setattr(questions, "default_registry", lambda: Registry.of(portable, first))
+    refused = call("-d", "cpu", "--name", "f")
+    text = "hal tune: --name f: cpu.special reads it; add --provider cpu.special"
+    assert (refused.status, refused.err.strip()) == (2, text)
+    assert call("-d", "cpu", "--name", "f", "--provider", "cpu.special").status == 0
+    assert (tuner.asked, special.asked) == ([], [("cpu", ("f",), 7, 1)])
 
 
 @pytest.mark.parametrize(

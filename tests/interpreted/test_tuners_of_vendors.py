@@ -1,19 +1,22 @@
 """Each vendor's tuner sweeps what its provider reads, and the provider reads what it is told."""
 
 import json
+from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hal.binding import build
+from hal.cli.tune import tuner_of
 from hal.device import Device
 from hal.errors import ProviderError
 from hal_cuda import provider as cuda
 from hal_cuda.hopper import tuner as hopper
-from hal_cuda.hopper.prefill import TABLE
+from hal_cuda.hopper.prefill import CHANNEL_TABLE, TABLE
 from hal_cuda.tuner import TUNER as CUDA
-from hal_registry import Candidate, load
+from hal_registry import Candidate, default_registry, load
 from hal_rocm import provider as rocm
 from hal_rocm.plugin import MANIFEST as ROCM_MANIFEST
 from hal_rocm.tuner import STAGES
@@ -23,6 +26,10 @@ from hal_triton.tune.candidates import CANDIDATES
 from hal_triton.tuning import DEFAULT, UNBOUNDED, Config
 
 NAME = "delta_rule.decode"
+BACKENDS = Path(__file__).parents[2] / "backends"
+REFUSED = {
+    "hal_rocm": {"norm": "rocm.triton does not offer delta_rule.prefill_fused, which reads it"}
+}
 MINE = {NAME: ((UNBOUNDED, Config({"BV": 128}, 2)),)}
 
 
@@ -34,7 +41,47 @@ def test_a_tuner_is_found_under_its_own_path(tuner: Any) -> None:
 def test_every_name_that_a_vendor_offers_can_be_swept() -> None:
     assert set(CUDA.names) == set(DEFAULT)
     assert set(ROCM.names) == set(DEFAULT) - {"norm"}  # it offers no fused prefill
-    assert list(hopper.TUNER.names) == [TABLE]
+    assert list(hopper.TUNER.names) == [TABLE, CHANNEL_TABLE]
+
+
+def packages() -> list[str]:
+    """The packages of vendors that ship tables of block sizes."""
+    return sorted(path.parent.name for path in BACKENDS.glob("*/hal_*/tables.py"))
+
+
+def tuners(package: str) -> list[Any]:
+    """The tuners of a package's providers, as the command finds them."""
+    registry = default_registry()
+    found = [each for device in registry.devices() for each in registry.on(device)]
+    ours = [each for each in found if each.manifest.load.startswith(f"{package}.")]
+    return [tuner for each in ours if (tuner := tuner_of(each)) is not None]
+
+
+def test_the_vendors_with_tables_are_all_found() -> None:
+    assert packages() == ["hal_cuda", "hal_rocm"]
+    assert [each.provider for each in tuners("hal_cuda")] == ["cuda.hopper", "cuda.triton"]
+    assert [each.provider for each in tuners("hal_rocm")] == ["rocm.triton"]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_every_name_of_a_shipped_table_is_swept_or_refused_with_the_reason(package: str) -> None:
+    module = import_module(f"{package}.tables")
+    shipped = set(DEFAULT).union(*(module.table(arch) for arch in module.TABLES))
+    swept = {name for each in tuners(package) for name in each.names}
+    refused = {name: why for each in tuners(package) for name, why in each.unswept.items()}
+    assert swept <= shipped
+    assert {name: refused[name] for name in shipped - swept} == REFUSED.get(package, {})
+
+
+@pytest.mark.parametrize("tuner", [CUDA, ROCM, hopper.TUNER], ids=["cuda", "rocm", "hopper"])
+def test_the_classes_of_a_name_are_neighbours_that_end_without_a_limit(tuner: Any) -> None:
+    groups = [
+        (name, [each.limit for each in group])
+        for name, group in groupby(tuner.chosen(()), key=lambda each: each.name)
+    ]
+    assert [name for name, _ in groups] == list(tuner.names)
+    for _, limits in groups:
+        assert limits == sorted(set(limits)) and limits[-1] == UNBOUNDED
 
 
 @pytest.mark.parametrize("tuner", [CUDA, ROCM, hopper.TUNER], ids=["cuda", "rocm", "hopper"])

@@ -59,6 +59,15 @@ class TritonTuner:
         """The names of the table, of operations that the manifest offers."""
         return list(dict.fromkeys(each.name for each in self.chosen(())))
 
+    @property
+    def unswept(self) -> Mapping[str, str]:
+        """The names of operations that the manifest does not offer, with the operation."""
+        return {
+            each.name: f"{self.provider} does not offer {each.shape.operation}, which reads it"
+            for each in self.classes
+            if each.name not in self.names
+        }
+
     def chosen(self, names: Sequence[str]) -> list[Class]:
         """The classes of these names, or of all."""
         offered = [each for each in self.classes if each.shape.operation in self.offers]
