@@ -12,6 +12,8 @@ import contextlib
 import io
 import itertools
 import re
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +42,12 @@ SHARED_LIMIT = {
 """Bytes of shared memory or LDS that a block may use, by vendor specification."""
 
 
-_MEMORY = re.compile(r"\b(ld|st|atom|red|cp)\.(?!param)")
+_AHEAD = re.compile(r"\b(ld|st|atom|red|cp)\.(?!param)|@!?%p|\b(bra|call|ret)\b")
+"""What may not be ahead of a wait: memory, and whatever could lead around it."""
+
+_SASS_AHEAD = re.compile(
+    r"\b(LDG\w*|LD|STG|ST|ATOM\w*|RED\w*|LDGSTS|UBLK\w+|UTMA\w+|BRA|CALL|RET|EXIT)\b|@!?U?P"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +80,27 @@ class Compiled:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for that end before it touches memory."""
+        """Whether each of its threads waits for that end before it touches memory."""
         before, wait, _ = self.assembly.partition("griddepcontrol.wait")
-        return bool(wait) and not _MEMORY.search(before)
+        return bool(wait) and not _AHEAD.search(before)
+
+    @property
+    def machine_waits(self) -> bool:
+        """The same of what the assembler made, which may move what does not depend on a wait."""
+        before, wait, _ = self.machine_code.partition("ACQBULK")
+        return bool(wait) and not _SASS_AHEAD.search(before)
+
+    @property
+    def machine_code(self) -> str:
+        """SASS text of a CUDA kernel, without its name."""
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.kernel.asm["cubin"])
+            file.flush()
+            text = subprocess.run(
+                [triton.knobs.nvidia.nvdisasm.path, "-c", file.name],
+                check=True, capture_output=True, text=True,
+            ).stdout  # fmt: skip
+        return text[text.index("/*0000*/") :]
 
     @property
     def assembly(self) -> str:

@@ -6,7 +6,7 @@ the compiled handle beside them and hands it pointers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -82,8 +82,8 @@ class Launch:
     """
 
     __slots__ = (
-        "_constants", "_grid", "_handles", "_index", "_kernel", "_numbers", "_options", "_stream",
-        "_tail",
+        "_constants", "_device", "_grid", "_handles", "_index", "_kernel", "_numbers", "_options",
+        "_stream", "_tail",
     )  # fmt: skip
 
     def __init__(
@@ -98,13 +98,13 @@ class Launch:
         self._kernel, self._grid = kernel, (programs, 1, 1)
         self._numbers, self._constants, self._options = numbers, dict(constants), dict(options)
         if CHAINED in kernel.arg_names:
-            chains = _chains(kernel)
+            chains = _chains(kernel, device)
             self._constants[CHAINED] = chains
             self._options |= {"launch_pdl": True} if chains else {}
         names = kernel.arg_names[len(kernel.arg_names) - len(self._constants) :]
         self._tail = (*numbers, *(self._constants[name] for name in names))
         self._handles: dict[object, Any] = {}
-        self._index = _index(device)
+        self._device, self._index = device, _index(device)
         self._stream = _raw_stream(kernel, device)
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -112,13 +112,14 @@ class Launch:
         if self._grid[0] == 0:
             return
         if self._stream is None:
-            self._first(tensors)
+            with _current(self._device):
+                self._first(tensors)
             return
         pointers = [t.data_ptr() for t in tensors]
         key = _alignment(pointers)
         handle = self._handles.get(key)
         if handle is None or torch.cuda.current_device() != self._index:
-            with torch.cuda.device(self._index):
+            with _current(self._device):
                 self._handles[key] = self._first(tensors)
             return
         handle.run(
@@ -151,11 +152,17 @@ def _index(device: torch.device) -> int:
     return 0 if index is None else index
 
 
-def _chains(kernel: Any) -> bool:
-    """Whether the device that Triton compiles for can chain launches; an interpreter has none."""
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device the current one, which Triton compiles for and launches on."""
+    return torch.cuda.device(_index(device)) if device.type == "cuda" else nullcontext()
+
+
+def _chains(kernel: Any, device: torch.device) -> bool:
+    """Whether a device can chain launches of a kernel; an interpreter cannot."""
     if not isinstance(kernel, JITFunction):
         return False
-    target = triton.runtime.driver.active.get_current_target()
+    with _current(device):
+        target = triton.runtime.driver.active.get_current_target()
     return target.backend == "cuda" and int(target.arch) >= _CHAINING_ARCH
 
 
