@@ -24,6 +24,7 @@ from hal_triton.launch import CHAINED, Launch
 from hal_triton.provider import TritonProvider
 from hal_triton.tuning import Tuning
 from support import rocm_gate as steps
+from support.sass import waits_first
 from support.triton_aot import Compiled, FakeDriver, compile_all
 
 BACKENDS = Path(hal_triton.__file__).parents[2]
@@ -117,6 +118,24 @@ def test_a_wait_counts_where_nothing_is_ahead_and_nothing_leads_around_it(text: 
     kernel = SimpleNamespace(asm={"ptx": text}, metadata=SimpleNamespace(launch_pdl=True))
     found = Compiled("k", (1,), "cuda:90", 0, 0, kernel)
     assert (found.waits, bool(found.problems)) == (PTX[text], not PTX[text])
+
+
+WAIT = "/*0040*/ ACQBULK ;"
+SASS = {
+    f"LDC.64 R4, c[0x0][0x250] ;\n@P0 IMAD R1, R2, R3, R4 ;\n{WAIT}\nLDG.E R4, [R4] ;": True,
+    f"LDG.E R4, desc[UR8][R4.64] ;\n{WAIT}": False,
+    f"STG.E [R4.64], R4 ;\n{WAIT}": False,
+    f"@!P0 BRA `(.L_x_0) ;\n{WAIT}": False,
+    f"@P1 EXIT ;\n{WAIT}": False,
+    f"@P1 {WAIT}": False,
+    f"UTMALDG.4D [UR4], [UR6] ;\n{WAIT}": False,
+    "LDG.E R4, [R4] ;": False,
+}
+
+
+@pytest.mark.parametrize("code", SASS)
+def test_a_wait_of_machine_code_counts_where_nothing_leads_around_it(code: str) -> None:
+    assert waits_first(code) == SASS[code]
 
 
 class Machine(FakeDriver):

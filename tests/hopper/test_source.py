@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from ctypes import sizeof
 from functools import cache
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -23,6 +24,7 @@ from hal_cuda.hopper.variant import (
     Form,
     Variant,
 )
+from support.sass import machine_code, waits_first
 
 VERBOSE = "--ptxas-options=--verbose"
 OTHER = [
@@ -63,6 +65,17 @@ def test_no_form_spills(compiler: Compiler, form: Form) -> None:
     assert "0 bytes spill stores, 0 bytes spill loads" in log
     assert log.count("spill stores") == 1
     assert "warning" not in log.lower() and "serialized" not in log
+
+
+CHAINS = tuple(dict.fromkeys(f for v in COMMON if v.prepared for f in v.forms()))
+
+
+@pytest.mark.parametrize("form", CHAINS, ids=str)
+def test_what_starts_early_waits_before_it_touches_memory(compiler: Compiler, form: Form) -> None:
+    if find_spec("triton") is None:
+        pytest.skip("no disassembler")
+    cubin, _ = compiled(compiler, form)
+    assert waits_first(machine_code(cubin))
 
 
 def checked(program: Program, *claims: str) -> Program:

@@ -12,8 +12,6 @@ import contextlib
 import io
 import itertools
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+from support.sass import machine_code, waits_first
 
 _KIB = 1024
 SHARED_LIMIT = {
@@ -44,10 +44,6 @@ SHARED_LIMIT = {
 
 _AHEAD = re.compile(r"\b(ld|st|atom|red|cp)\.(?!param)|@!?%p|\b(bra|call|ret)\b")
 """What may not be ahead of a wait: memory, and whatever could lead around it."""
-
-_SASS_AHEAD = re.compile(
-    r"\b(LDG\w*|LD|STG|ST|ATOM\w*|RED\w*|LDGSTS|UBLK\w+|UTMA\w+|BRA|CALL|RET|EXIT)\b|@!?U?P"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +83,7 @@ class Compiled:
     @property
     def machine_waits(self) -> bool:
         """The same of what the assembler made, which may move what does not depend on a wait."""
-        before, wait, _ = self.machine_code.partition("ACQBULK")
-        return bool(wait) and not _SASS_AHEAD.search(before)
-
-    @property
-    def machine_code(self) -> str:
-        """SASS text of a CUDA kernel, without its name."""
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(self.kernel.asm["cubin"])
-            file.flush()
-            text = subprocess.run(
-                [triton.knobs.nvidia.nvdisasm.path, "-c", file.name],
-                check=True, capture_output=True, text=True,
-            ).stdout  # fmt: skip
-        return text[text.index("/*0000*/") :]
+        return waits_first(machine_code(self.kernel.asm["cubin"]))
 
     @property
     def assembly(self) -> str:
