@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -67,6 +67,10 @@ class Entrant:
     version: str
     make: Make
     equal: bool = False
+
+
+CHANNELS: Final = (GateKind.CHANNEL, GateKind.SAFE)
+"""Gates of every channel, for peers that compute one with or without a bound."""
 
 
 def moved(value: Any, place: torch.device) -> Any:
@@ -165,20 +169,11 @@ def windowed(case: Case, place: torch.device) -> Tensor:
     return torch.cat((torch.zeros_like(held[:1]), held)).to(place)
 
 
-def raw_gate(case: Case, kind: GateKind, place: torch.device) -> Gate:
-    """The layer's gate on the device, for peers that compute one kind inside."""
+def raw_gate(case: Case, place: torch.device, *kinds: GateKind) -> Gate:
+    """The layer's gate on the device, for peers that compute one of these kinds inside."""
     gate: Gate | None = case.args["gate"]
-    if gate is None or gate.kind is not kind:
-        raise NotComparable(f"it takes raw gates of kind {kind.value} here")
-    moved_gate: Gate = moved(gate, place)
-    return moved_gate
-
-
-def channel_gate(case: Case, place: torch.device) -> Gate:
-    """A gate a channel on the device, for peers that compute one inside with or without a bound."""
-    gate: Gate | None = case.args["gate"]
-    if gate is None or gate.kind is GateKind.SCALAR:
-        raise NotComparable("it takes raw gates of kind channel or safe here")
+    if gate is None or gate.kind not in kinds:
+        raise NotComparable(f"it takes raw gates of kind {' or '.join(kinds)} here")
     moved_gate: Gate = moved(gate, place)
     return moved_gate
 
@@ -190,7 +185,7 @@ def bound_of(gate: Gate) -> dict[str, float]:
 
 def ready_gates(case: Case, place: torch.device) -> tuple[Tensor, Tensor]:
     """Log decay and beta in float32, for peers that take scalar gates made beforehand."""
-    law = raw_gate(case, GateKind.SCALAR, torch.device("cpu"))
+    law = raw_gate(case, torch.device("cpu"), GateKind.SCALAR)
     a, b = case.args["a"].double(), case.args["b"].double()
     decay = -law.A_log.double().exp() * torch.nn.functional.softplus(a + law.dt_bias.double())
     return decay.float().to(place), b.sigmoid().float().to(place)

@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 
 from hal.bench.entrant import (
+    CHANNELS,
     Attempt,
     NotComparable,
     Outcome,
     bound_of,
-    channel_gate,
     moved_args,
     pools_with,
     raw_gate,
@@ -30,7 +30,7 @@ _GATES: Final = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 def _delta(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """A decode is a batch of rows of one token; a prompt is packed with its bounds."""
     channel = case.args["a"].ndim == 3
-    law = channel_gate(case, place) if channel else raw_gate(case, GateKind.SCALAR, place)
+    law = raw_gate(case, place, *(CHANNELS if channel else (GateKind.SCALAR,)))
     args, states = moved_args(case, place), starting(case)
     axis = 1 if trial.decode else 0
     named: dict[str, Any] = {name: args[name].unsqueeze(axis) for name in "qkv"}

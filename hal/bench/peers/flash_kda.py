@@ -27,7 +27,7 @@ _DIM: Final = 128
 
 def _prefill(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """Gates and norms inside; states are gathered beforehand and new ones are made."""
-    law = raw_gate(case, GateKind.SAFE, place)
+    law = raw_gate(case, place, GateKind.SAFE)
     args, (pool, _) = moved_args(case, place), slotted(case, place)
     if args["q"].shape != args["v"].shape or args["v"].shape[-1] != _DIM:
         raise NotComparable("it takes as many heads of q as of v, of 128 channels each")

@@ -26,7 +26,7 @@ from hal_registry import load
 
 def _decode(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """Float32 states by slot, in the layout of `hal`'s "VK"."""
-    law = raw_gate(case, GateKind.SCALAR, place)
+    law = raw_gate(case, place, GateKind.SCALAR)
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     named = {name: args[name].unsqueeze(1) for name in ("q", "k", "v", "a", "b")}
     out = torch.empty_like(named["v"])

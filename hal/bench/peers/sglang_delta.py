@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hal.bench.entrant import (
+    CHANNELS,
     Attempt,
     Outcome,
     bound_of,
-    channel_gate,
     fused_pools_with,
     moved_args,
     pools_with,
@@ -30,7 +31,6 @@ from hal_registry import load
 OPS: Final = "sglang.kernels.ops."
 _FLA: Final = f"{OPS}attention.fla."
 
-
 _LOOSE: Final = "chunked"
 """Limits for a beta, or for inputs, that are rounded to bfloat16 between two steps."""
 
@@ -43,25 +43,25 @@ def _decode(trial: Trial, case: Case, place: torch.device) -> Attempt:
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     mixed = torch.cat([args[name].flatten(1) for name in "qkv"], 1)
     out = torch.empty_like(args["v"]).unsqueeze(1)
-    run = partial(_packed(case, place, pool, slots, out), mixed)
+    run = partial(_packed(case, args, (pool, slots), out), mixed)
     kind = "" if args["a"].ndim == 3 else _LOOSE
     return Attempt(run, lambda got: Outcome(out.squeeze(1), pools_with(case, pool[1:])), kind)
 
 
 def _packed(
-    case: Case, place: torch.device, pool: Tensor, slots: Tensor, out: Tensor
+    case: Case, args: Mapping[str, Any], states: tuple[Tensor, Tensor], out: Tensor
 ) -> partial[Any]:
     """The kernel on everything but mixed q, k and v, which come first."""
-    args = moved_args(case, place)
+    (pool, slots), place = states, out.device
     named: dict[str, Any] = {
         **{"b": args["b"], "scale": pool.shape[-1] ** -0.5, "initial_state": pool},
         **{"ssm_state_indices": slots, "out": out, "use_qk_l2norm_in_kernel": True},
     }
     if args["a"].ndim == 3:
-        law, rule = channel_gate(case, place), "kda"
+        law, rule = raw_gate(case, place, *CHANNELS), "kda"
         named |= {"a": args["a"].flatten(1), "dt_bias": law.dt_bias.flatten(), **bound_of(law)}
     else:
-        law, rule = raw_gate(case, GateKind.SCALAR, place), "gated_delta_rule"
+        law, rule = raw_gate(case, place, GateKind.SCALAR), "gated_delta_rule"
         named |= {"a": args["a"], "dt_bias": law.dt_bias}
     path = f"{_FLA}fused_recurrent:fused_recurrent_{rule}_packed_decode"
     return partial(load(path), **named, A_log=law.A_log)
@@ -76,7 +76,7 @@ def _decode_fused(trial: Trial, case: Case, place: torch.device) -> Attempt:
         load(f"{OPS}mamba.causal_conv1d_triton:causal_conv1d_update"), args["mixed_qkv"], windows,
         args["conv_weight"], args["conv_bias"], args["activation"], conv_state_indices=slots,
     )  # fmt: skip
-    decode = _packed(case, place, pool, slots, out)
+    decode = _packed(case, args, (pool, slots), out)
 
     def read(got: object) -> Outcome:
         return Outcome(out.squeeze(1), fused_pools_with(case, pool[1:], windows[1:]))
@@ -92,7 +92,7 @@ def _prefill(trial: Trial, case: Case, place: torch.device) -> Attempt:
     args = moved_args(case, place)
     named: dict[str, Any] = {name: args[name].unsqueeze(0) for name in "qkv"}
     if args["a"].ndim == 3:
-        law = channel_gate(case, place)
+        law = raw_gate(case, place, *CHANNELS)
         named |= {"g": args["a"].unsqueeze(0), "beta": args["b"].unsqueeze(0)}
         named |= {"A_log": law.A_log.view(1, 1, -1, 1), "dt_bias": law.dt_bias.flatten()}
         named |= {"beta_is_raw": True, **bound_of(law)}
@@ -118,7 +118,7 @@ def _first(got: Any) -> Tensor:
 
 def _verify(trial: Trial, case: Case, place: torch.device) -> Attempt:
     """Drafts with the state after each token kept, then the accept step of all of them."""
-    law = raw_gate(case, GateKind.SCALAR, place)
+    law = raw_gate(case, place, GateKind.SCALAR)
     args, (pool, slots) = moved_args(case, place), slotted(case, place)
     rows, steps = len(slots), max(case.rows.lengths)
     order = torch.arange(rows, dtype=torch.int32, device=place)
