@@ -75,7 +75,7 @@ class KvStore:
         """Store `[KV heads, L, D]` from position `start`; views of all positions up to there."""
         end = start + keys.shape[1]
         if end > self.max_len:
-            raise HalError(f"kv: slot {slot} would hold {end} tokens, at most {self.max_len} fit")
+            raise no_room(slot, end, self.max_len)
         entry = self._entries.get((call, slot))
         if entry is not None and start < entry.shared:
             entry = entry.first(start)
@@ -116,6 +116,11 @@ class KvStore:
             new.keys[:, :held] = old.keys
             new.values[:, :held] = old.values
         return new
+
+
+def no_room(slot: int, tokens: int, most: int) -> HalError:
+    """The error of a slot whose keys and values would be more than it has room for."""
+    return HalError(f"kv: slot {slot} would hold {tokens} tokens, at most {most} fit")
 
 
 def spans(batch: Batch) -> Iterator[tuple[int, slice]]:

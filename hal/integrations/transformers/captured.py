@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from hal.errors import HalError, StepOrderError
+from hal.integrations.transformers.attention import no_room
 from hal.runtime.batch import NO_SLOT, Batch, Mode
 from hal.runtime.pool import RESERVED
 
@@ -137,11 +138,6 @@ class FixedKv:
         shape = (self.slots + RESERVED, like.shape[0], self.max_len, like.shape[2])
         with torch.inference_mode(False):  # copies between slots are made outside of it
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-
-def no_room(slot: int, tokens: int, most: int) -> HalError:
-    """The error of a slot whose keys and values would be more than it has room for."""
-    return HalError(f"kv: slot {slot} would hold {tokens} tokens, at most {most} fit")
 
 
 def _read(held: Tensor, slots: Tensor, seen: Tensor) -> Tensor:
