@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from ctypes import sizeof
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import product
@@ -10,7 +11,7 @@ import pytest
 
 from hal_cuda.hopper import nvrtc
 from hal_cuda.hopper.arguments import CHANNEL_RECORD, CHUNK, HALF, RECORD, Arguments
-from hal_cuda.hopper.cut import RESIDENT, SLICES
+from hal_cuda.hopper.cut import CHANNELS_RESIDENT, RESIDENT, SLICES
 from hal_cuda.hopper.nvrtc import CompileError, Compiler, Program
 from hal_cuda.hopper.variant import (
     CHANNEL,
@@ -128,9 +129,12 @@ def test_a_copy_moves_what_the_kernel_waits_for(compiler: Compiler) -> None:
 def test_blocks_are_as_many_as_the_host_launches(compiler: Compiler) -> None:
     variant = Variant(1, prepared=True)
     compiled(compiler, variant.join(), f"128 / ROWS == {SLICES}")
-    _, log = compiled(compiler, variant.prepare(), f"OFF_BAR + 1088 <= 233472 / {RESIDENT} - 1024")
-    used = int(log.split("Used ")[1].split(" registers")[0])
-    assert used * 256 * RESIDENT <= 65536
+    prepared = replace(variant, channel=SAFE)
+    for form, count in ((variant, RESIDENT), (prepared, CHANNELS_RESIDENT)):
+        fits = f"OFF_BAR + 1088 <= 233472 / {count} - 1024"
+        _, log = compiled(compiler, form.prepare(), fits)
+        used = int(log.split("Used ")[1].split(" registers")[0])
+        assert used * 256 * count <= 65536
 
 
 def test_a_block_has_the_threads_of_its_roles(compiler: Compiler) -> None:
