@@ -9,9 +9,8 @@ class Requirement:
 
     `why` says who needs it in words ("10 short-conv layers"). `state_dtypes`, `gates` and `layouts`
     (of the operation's own state) are alternatives, any of them will do. `head_dims` is (K, V), or
-    (P, P) of a scan. `track` is the
-    granularity of prefix tracking that the caller needs, 0 for whatever is offered. An `optional`
-    operation is taken where it fits and never refuses.
+    (P, P) of a scan. `track` is the granularity of prefix tracking that the caller needs, 0 for
+    whatever is offered. An `optional` operation is taken where it fits and never refuses.
     """
 
     operation: str
