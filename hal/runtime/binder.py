@@ -16,7 +16,13 @@ from hal.runtime.cca import Cca, CcaWeights
 from hal.runtime.cca_layer import CcaLayer
 from hal.runtime.layers import DeltaLayer, ShortConvLayer
 from hal.runtime.operators import OperatorConv, OperatorDelta, Operators, operators
-from hal.runtime.param_checks import check_cca, check_delta, check_scan, check_weight
+from hal.runtime.param_checks import (
+    check_cca,
+    check_delta,
+    check_placed,
+    check_scan,
+    check_weight,
+)
 from hal.runtime.params import (
     CcaParams,
     DeltaParams,
@@ -64,6 +70,8 @@ class Binder:
     def layer(self, layer_id: int, params: LayerParams) -> Layer:
         """Check the weights against the model's dims and bind them."""
         dims = self._dims(layer_id)
+        held = next(iter(self.pool.tensors(layer_id).values()))
+        check_placed(layer_id, params, held.device)
         if isinstance(dims, DeltaDims) and isinstance(params, DeltaParams):
             return self._delta(layer_id, dims, params)
         if isinstance(dims, ShortConvDims) and isinstance(params, ShortConvParams):

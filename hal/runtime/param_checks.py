@@ -6,16 +6,18 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from hal.model.spec import GateKind
+from hal.runtime.params import named_tensors
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from hal.model.spec import CcaDims, DeltaDims, ScanDims
-    from hal.runtime.params import CcaParams, DeltaParams, ScanParams
+    from hal.runtime.params import CcaParams, DeltaParams, LayerParams, ScanParams
 
 
 def check_weight(layer_id: int, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Refuse a weight of another shape, an integer one, and one without data; None is absent."""
+    """Refuse a weight of another shape and an integer one; None is absent."""
     if tensor is None:
         return
     if tuple(tensor.shape) != shape:
@@ -24,8 +26,16 @@ def check_weight(layer_id: int, name: str, tensor: Tensor | None, shape: tuple[i
         )
     if not tensor.is_floating_point():
         raise TypeError(f"layer {layer_id}: {name} is {tensor.dtype}, expected a float dtype")
-    if tensor.is_meta:
-        raise ValueError(f"layer {layer_id}: {name} is on the meta device, which holds no values")
+
+
+def check_placed(layer_id: int, params: LayerParams, place: torch.device) -> None:
+    """Refuse a weight that is not where the layer's states are, as one of the meta device."""
+    for name, tensor in named_tensors(params):
+        if tensor.device != place:
+            raise ValueError(
+                f"layer {layer_id}: {name} is on {tensor.device}, expected {place}; "
+                f"move the layer there before it is bound"
+            )
 
 
 def check_delta(layer_id: int, dims: DeltaDims, params: DeltaParams, ready_gates: bool) -> None:

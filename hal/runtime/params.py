@@ -1,6 +1,7 @@
 """The weights of a linear layer, sharded and as loaded; a backend binds them once."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 from torch import Tensor
 
@@ -65,6 +66,16 @@ class CcaParams:
 
 
 LayerParams = DeltaParams | ShortConvParams | ScanParams | CcaParams
+
+
+def named_tensors(params: LayerParams | Gate) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a layer's weights, those of its gate among them, by their names."""
+    for field in fields(params):
+        value = getattr(params, field.name)
+        if isinstance(value, Gate):
+            yield from named_tensors(value)
+        elif isinstance(value, Tensor):
+            yield field.name, value
 
 
 def detach(tensor: Tensor | None) -> Tensor | None:

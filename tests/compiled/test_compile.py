@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hal.model.spec import GateKind
 from hal.testing.scan_cases import Scan, scan_case
 from hal.testing.verify_cases import VerifyCase, accept, tree
 from hal_cuda.kernels.math import silu_tanh
+from hal_cuda.plugin import FUSED_DIMS
 from hal_cuda.tables import table
 from hal_triton.kernels.math import silu
 from hal_triton.provider import TritonProvider
@@ -116,6 +118,24 @@ def test_fused_decode_fits(arch: str, norm: bool) -> None:
     for rows in (ONE, MANY):
         case = fused_case(rows, HEAD, dtype=BF16, norm=norm)
         assert_fit(compile_all(f"cuda:{arch}", lambda c=case: c.run(ops.decode_fused)))
+
+
+@pytest.mark.parametrize("gate", [GateKind.SCALAR, GateKind.CHANNEL])
+@pytest.mark.parametrize("dims", FUSED_DIMS, ids=str)
+def test_fused_decode_fits_in_every_configuration_of_a_tuned_table(
+    dims: tuple[int, int], gate: GateKind
+) -> None:
+    K, V = dims
+    head = Delta(H=1, HV=1, K=K, V=V, gate=gate)
+    for norm in (False, True):
+        kind = ".channel" if gate is GateKind.CHANNEL else ".norm" if norm else ""
+        name = f"delta_rule.decode_fused{kind}"
+        for _, config in table("sm_90")[name]:
+            tuning = Tuning(DEFAULT, silu, silu_tanh, overrides={name: config})
+            ops = TritonProvider("cpu", {"tuning": tuning}).delta_rule
+            for dtype in dtypes("90"):
+                case = fused_case(ONE, head, dtype=dtype, norm=norm)
+                assert_fit(compile_all("cuda:90", partial(case.run, ops.decode_fused)))
 
 
 @pytest.mark.parametrize("arch", ARCHES)

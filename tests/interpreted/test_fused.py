@@ -19,7 +19,7 @@ SMALL = Delta(H=2, HV=4, K=16, V=24)
 TOKENS = make_rows(
     [(1, "continue"), (1, "pad"), (1, "fresh"), (1, "fork"), (1, "stateless")], seed=8
 )
-NARROW = {f"delta_rule.decode_fused{end}": Config({"BV": 8}) for end in ("", ".norm")}
+NARROW = {f"delta_rule.decode_fused{end}": Config({"BV": 8}) for end in ("", ".norm", ".channel")}
 
 
 def check(case: Fused, **blocks: Config) -> None:
@@ -49,10 +49,11 @@ def test_the_gated_norm_follows_in_the_same_launch(dtype: torch.dtype, gate: Gat
     assert names == ["delta_decode_fused"]
 
 
+@pytest.mark.parametrize("gate", [GateKind.SCALAR, GateKind.CHANNEL])
 @pytest.mark.parametrize("norm", [False, True])
-def test_tiles_of_a_head_write_each_ring_row_once(norm: bool) -> None:
+def test_tiles_of_a_head_write_each_ring_row_once(norm: bool, gate: GateKind) -> None:
     rows = make_rows([(1, "continue"), (1, "fork")])
-    check(fused_case(rows, SMALL, norm=norm), **NARROW)
+    check(fused_case(rows, replace(SMALL, gate=gate), norm=norm), **NARROW)
 
 
 @pytest.mark.parametrize("name", ["x", "a", "b", "z"])

@@ -244,7 +244,7 @@ def test_z_without_a_bound_norm_moves_no_state() -> None:
     [
         ({"norm_weight": torch.ones(1)}, r"norm_weight is \[1\], expected \[12\]"),
         ({"norm_weight": torch.ones(12, dtype=torch.int32)}, "expected a float dtype"),
-        ({"norm_weight": torch.ones(12, device="meta")}, "meta device"),
+        ({"norm_weight": torch.ones(12, device="meta")}, "is on meta, expected cpu"),
         ({"norm_eps": float("nan")}, "norm_eps is nan"),
         ({"gate": None}, "gate is None, expected a scalar gate"),
         ({"A_log": torch.zeros(3)}, r"A_log is \[3\], expected \[4\]"),

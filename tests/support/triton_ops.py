@@ -24,6 +24,7 @@ WIDE: Mapping[str, Config] = {
     "delta_rule.decode": Config({"BV": 128}),
     "delta_rule.decode_fused": Config({"BV": 128}),
     "delta_rule.decode_fused.norm": Config({"BV": 128}),
+    "delta_rule.decode_fused.channel": Config({"BV": 128}),
     "delta_rule.recurrent": Config({"BV": 128}),
     "delta_rule.walk": Config({"BV": 128}),
     "delta_rule.walk.float16": Config({"BV": 128}),

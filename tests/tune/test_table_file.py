@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hal_cuda.candidates import CANDIDATES
 from hal_cuda.tables import TABLES, table
 from hal_triton.table_file import (
     LOGGER,
@@ -22,7 +23,6 @@ from hal_triton.table_file import (
 from hal_triton.table_file import (
     given as under,
 )
-from hal_triton.tune.candidates import CANDIDATES
 from hal_triton.tune.classes import CLASSES
 from hal_triton.tuning import DEFAULT, UNBOUNDED, Config, Table
 
@@ -78,6 +78,7 @@ WRONG = {
     "no warps": ({NAME: [entry(warps=0)]}, {}, "expected positive whole numbers"),
     "half a stage": ({NAME: [entry(stages=1.5)]}, {}, "expected positive whole numbers"),
     "eviction": ({NAME: [entry(evict="all")]}, {}, "evict of delta_rule.decode is 'all'"),
+    "no registers": ({NAME: [entry(registers=-1)]}, {}, "expected positive whole numbers"),
     "no field": ({NAME: [{"up_to": None}]}, {}, "an entry of delta_rule.decode is"),
     "no end": ({NAME: [entry(up_to=4)]}, {}, "up_to of delta_rule.decode has to rise, and be null"),
     "two ends": ({NAME: [entry(), entry()]}, {}, "has to rise, and be null in the last alone"),
@@ -97,6 +98,16 @@ def test_what_does_not_fit_is_refused_by_name(kind: str, tmp_path: Path) -> None
         read(path, ARCH, SHIPPED)
     assert str(caught.value).startswith(str(path))
     assert text in str(caught.value)
+
+
+def test_a_limit_of_registers_may_be_left_out_and_is_of_nvidia_alone(tmp_path: Path) -> None:
+    older, newer = ({NAME: [entry(**each)]} for each in ({}, {"registers": 96}))
+    assert read(write(tmp_path / "older.json", older), ARCH, SHIPPED)[NAME][0][1].registers == 0
+    limited = read(write(tmp_path / "newer.json", newer), ARCH, SHIPPED)[NAME][0][1]
+    assert limited.options["maxnreg"] == 96
+    amd = write(tmp_path / "amd.json", newer, arch="gfx942")
+    with pytest.raises(TableError, match="registers 96, which gfx942 cannot limit"):
+        read(amd, "gfx942", SHIPPED)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", "\x00"])

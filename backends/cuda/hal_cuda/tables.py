@@ -26,11 +26,17 @@ _HOPPER: Final[Table] = {
     ),
     "delta_rule.decode_fused": (
         (64, Config({"BV": 4}, warps=1, evict="evict_first")),
+        (512, Config({"BV": 32}, warps=1)),
+        (UNBOUNDED, Config({"BV": 16}, warps=1, registers=128)),
+    ),
+    "delta_rule.decode_fused.channel": (
+        (64, Config({"BV": 4}, warps=1, evict="evict_first")),
         (UNBOUNDED, Config({"BV": 32}, warps=1)),
     ),
     "delta_rule.decode_fused.norm": (
         (64, Config({"BV": 16}, warps=2, evict="evict_first")),
-        (UNBOUNDED, Config({"BV": 32}, warps=1)),
+        (512, Config({"BV": 32}, warps=1)),
+        (UNBOUNDED, Config({"BV": 16}, warps=1, registers=128)),
     ),
     "delta_rule.chunks": ((UNBOUNDED, Config({"BT": 64}, warps=4)),),
     "delta_rule.walk": (

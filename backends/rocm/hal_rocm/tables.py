@@ -20,6 +20,7 @@ _CDNA: Final[Table] = {
 
 _RDNA: Final[Table] = {
     "delta_rule.decode_fused": ((UNBOUNDED, Config({"BV": 8}, warps=1)),),
+    "delta_rule.decode_fused.channel": ((UNBOUNDED, Config({"BV": 8}, warps=1)),),
     "delta_rule.chunks": ((UNBOUNDED, Config({"BT": 16}, warps=4)),),
     "delta_rule.chunks.float16": ((UNBOUNDED, Config({"BT": 16}, warps=4)),),
     "delta_rule.walk": ((UNBOUNDED, Config({"BV": 16}, warps=4)),),

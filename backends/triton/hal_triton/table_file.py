@@ -16,7 +16,9 @@ from hal_triton.tuning import UNBOUNDED, Config, Table
 VARIABLE: Final = "HAL_TRITON_TABLE"
 SCHEMA: Final = 1
 LOGGER: Final = "hal.triton"
-_FIELDS: Final = ("up_to", "blocks", "warps", "stages", "evict")
+_FIELDS: Final = ("up_to", "blocks", "warps", "stages", "evict", "registers")
+_LATER: Final = {"registers": 0}
+"""Fields that files before them lack."""
 
 
 class TableError(HalError, ValueError):
@@ -64,7 +66,7 @@ def parse(path: str, found: Any, arch: str, shipped: Table) -> Table:
     entries = found.get("table")
     if not isinstance(entries, dict):
         raise TableError(f"{path}: table is {entries!r:.80}, expected entries by name")
-    return {name: tuple(_entry(path, name, each, shipped)) for name, each in entries.items()}
+    return {name: tuple(_entry(path, name, arch, each, shipped)) for name, each in entries.items()}
 
 
 def code(table: Table) -> Iterator[str]:
@@ -81,11 +83,20 @@ def _limit(limit: float) -> str:
 
 def _plain(limit: float, config: Config) -> dict[str, object]:
     up_to = None if limit == UNBOUNDED else int(limit)
-    values = (up_to, dict(config.blocks), config.warps, config.stages, config.evict)
+    values = (
+        up_to,
+        dict(config.blocks),
+        config.warps,
+        config.stages,
+        config.evict,
+        config.registers,
+    )
     return dict(zip(_FIELDS, values, strict=True))
 
 
-def _entry(path: str, name: str, entries: Any, shipped: Table) -> Iterator[tuple[float, Config]]:
+def _entry(
+    path: str, name: str, arch: str, entries: Any, shipped: Table
+) -> Iterator[tuple[float, Config]]:
     """One name's configurations, in rising order of what they are for."""
     if name not in shipped:
         raise TableError(f"{path}: {name} is no name of a table; known are {', '.join(shipped)}")
@@ -93,7 +104,7 @@ def _entry(path: str, name: str, entries: Any, shipped: Table) -> Iterator[tuple
         raise TableError(f"{path}: {name} is {entries!r:.80}, expected a list of configurations")
     least: float = 0
     for number, each in enumerate(entries):
-        limit, config = _config(path, name, each, _known(name, shipped))
+        limit, config = _config(path, name, arch, each, _known(name, shipped))
         last = number == len(entries) - 1
         if limit <= least or (limit == UNBOUNDED) is not last:
             raise TableError(f"{path}: up_to of {name} has to rise, and be null in the last alone")
@@ -112,20 +123,24 @@ def _known(name: str, shipped: Table) -> tuple[set[str], set[str]]:
 
 
 def _config(
-    path: str, name: str, each: Any, known: tuple[set[str], set[str]]
+    path: str, name: str, arch: str, each: Any, known: tuple[set[str], set[str]]
 ) -> tuple[float, Config]:
     """One configuration, every number of which is a positive integer."""
-    if not isinstance(each, dict) or set(each) != set(_FIELDS):
+    if not isinstance(each, dict) or {*_LATER, *each} != set(_FIELDS):
         raise TableError(f"{path}: an entry of {name} is {each!r:.80}, expected {_FIELDS}")
-    up_to, blocks, warps, stages, evict = (each[field] for field in _FIELDS)
+    given = {**_LATER, **each}
+    up_to, blocks, warps, stages, evict, registers = (given[field] for field in _FIELDS)
     needed, may = known
     if not isinstance(blocks, dict) or not needed <= set(blocks) <= may:
         raise TableError(f"{path}: blocks of {name} are {blocks!r:.80}, expected {sorted(needed)}")
     least = {"SEG": 0}
     counts = [(value, least.get(block, 1)) for block, value in blocks.items()]
-    counts += [(warps, 1), (stages, 1), *([] if up_to is None else [(up_to, 1)])]
+    counts += [(warps, 1), (stages, 1), (registers, 0), *([] if up_to is None else [(up_to, 1)])]
     if not all(type(value) is int and value >= bound for value, bound in counts):
         raise TableError(f"{path}: {name} has {each!r:.200}, expected positive whole numbers")
     if evict not in ("", "evict_first"):
         raise TableError(f"{path}: evict of {name} is {evict!r}, expected '' or 'evict_first'")
-    return (UNBOUNDED if up_to is None else up_to), Config(dict(blocks), warps, stages, evict)
+    if registers and not arch.startswith("sm_"):
+        raise TableError(f"{path}: {name} has registers {registers}, which {arch} cannot limit; 0")
+    config = Config(dict(blocks), warps, stages, evict, registers)
+    return (UNBOUNDED if up_to is None else up_to), config

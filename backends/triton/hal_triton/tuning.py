@@ -16,11 +16,14 @@ class Config:
     warps: int = 4
     stages: int = 1
     evict: str = ""
+    registers: int = 0
+    """At most so many a thread, so that more programs fit; 0 leaves it to the compiler. NVIDIA."""
 
     @property
     def options(self) -> dict[str, int]:
         """Launch options of Triton."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        limit = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 Table = Mapping[str, Sequence[tuple[float, Config]]]
@@ -68,6 +71,10 @@ DEFAULT: Final[Table] = {
         (UNBOUNDED, Config({"BV": 8}, warps=1)),
     ),
     "delta_rule.decode_fused": (
+        (64, Config({"BV": 8}, warps=1)),
+        (UNBOUNDED, Config({"BV": 32}, warps=1)),
+    ),
+    "delta_rule.decode_fused.channel": (
         (64, Config({"BV": 8}, warps=1)),
         (UNBOUNDED, Config({"BV": 32}, warps=1)),
     ),

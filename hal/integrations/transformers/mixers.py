@@ -81,6 +81,7 @@ def mamba1_params(mixer: nn.Module) -> ScanParams:
 def lightning_params(mixer: nn.Module) -> ScanParams:
     """The decay of each head, which follows from its number and its layer's."""
     slope: Tensor = mixer.get_slope_rate()  # type: ignore[operator] # nn.Module knows no methods
+    slope = slope.to(next(mixer.parameters()).device)
     return ScanParams(None, None, slope.flatten().float().log(), None, None)
 
 

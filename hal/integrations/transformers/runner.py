@@ -13,6 +13,7 @@ from hal.errors import HalError
 from hal.integrations.transformers.attention import KvStore, SlotAttention, spans
 from hal.integrations.transformers.binding import bind_attention, bind_mixers
 from hal.integrations.transformers.captured import Decodes, FixedKv
+from hal.integrations.transformers.experts import on_device
 from hal.runtime.batch import Mode
 from hal.runtime.prefix import CachedSlots, PrefixIndex
 
@@ -130,7 +131,7 @@ class Runner:
     def _decode(self, kv: FixedKv, inputs: DecodeInputs) -> Tensor:
         """A decode whose rows are known on the device alone; logits `[R, vocab]`."""
         step = partial(kv.decode, inputs)
-        with self._attention.attending(step), self._witnessed():
+        with self._attention.attending(step), self._witnessed(), on_device(self.model):
             output = self.model(
                 input_ids=inputs.ids, position_ids=inputs.positions, use_cache=False
             )

@@ -207,8 +207,9 @@ class FusedRunner:
 
     def _plan(self, call: FusedCall) -> tuple[Launch, Dims, bool]:
         dims, rows = call.dims(self._layout), call.x.shape[0]
-        name = _NAME if call.norm is None else f"{_NAME}.norm"
-        config = self._tuning.pick(name, rows * dims.HV)
+        channel = gate_constants(call.gate, call.a)["CHANNEL"]
+        kind = ".channel" if channel else "" if call.norm is None else ".norm"
+        config = self._tuning.pick(f"{_NAME}{kind}", rows * dims.HV)
         BV = min(config.blocks["BV"], block(dims.V))
         norm_inside = call.norm is not None and BV >= dims.V
         norms_later = call.norm is not None and not norm_inside

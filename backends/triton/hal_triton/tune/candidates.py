@@ -82,6 +82,7 @@ CANDIDATES: Final[Mapping[str, Sequence[Config]]] = {
     "delta_rule.decode": _DECODE,
     "delta_rule.decode_fused": _DECODE,
     "delta_rule.decode_fused.norm": _DECODE,
+    "delta_rule.decode_fused.channel": _DECODE,
     "delta_rule.recurrent": _each("BV", ((4, 1), (8, 1), (16, 1), (32, 1)), ("",)),
     **{f"delta_rule.chunks{kind}": _CHUNKS for kind in ("", ".float16", ".wide", ".float16.wide")},
     **{f"delta_rule.walk{kind}": _WALK for kind in ("", ".float16", ".wide", ".float16.wide")},

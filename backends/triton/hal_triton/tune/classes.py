@@ -92,7 +92,8 @@ def _delta_steps() -> Iterator[Class]:
     fused = {**gdn(16), "width": 4, "bias": False, "activation": "silu"}
     two = [(2048, "B32", gdn(16), (1,) * 32), (UNBOUNDED, "B128", gdn(16), (1,) * 128)]
     yield from _of("delta_rule.decode", two, "delta_rule.decode", (*NARROW, *WIDE))
-    for name, dims in (("", fused), (".norm", {**fused, "norm": True})):
+    channel = {**fused, **kda(32)}
+    for name, dims in (("", fused), (".norm", {**fused, "norm": True}), (".channel", channel)):
         two = [(64, "B1", dims, (1,)), (UNBOUNDED, "B128", dims, (1,) * 128)]
         yield from _of(f"delta_rule.decode_fused{name}", two, "delta_rule.decode_fused", FUSED)
     normed = [(UNBOUNDED, "16x2048", {**gdn(16), "norm": True}, LONG["16x2048"])]

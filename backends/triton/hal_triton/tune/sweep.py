@@ -48,7 +48,8 @@ class Trials(Protocol):
 def shown(config: Config) -> str:
     """A configuration as one word."""
     blocks = ",".join(f"{name}{size}" for name, size in config.blocks.items())
-    parts = (blocks, f"w{config.warps}", f"s{config.stages}", config.evict)
+    limit = f"r{config.registers}" if config.registers else ""
+    parts = (blocks, f"w{config.warps}", f"s{config.stages}", config.evict, limit)
     return ",".join(part for part in parts if part)
 
 

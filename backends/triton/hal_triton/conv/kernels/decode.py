@@ -1,7 +1,7 @@
 """The convolution of one token a row."""
 
-# ruff: noqa: ANN201
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# ruff: noqa: ANN201, RUF005
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,assignment"
 
 import triton
 import triton.language as tl
@@ -21,7 +21,8 @@ def conv_decode(
     """Convolve BC channels of one row and move its window on.
 
     A window moves by shifting W-1 rows; a ring takes one new row, and the others only where the
-    row goes to another slot.
+    row goes to another slot. Nothing is stored before everything is loaded, and a pad's inputs
+    are read like any others: only the window waits for the slot.
     """
     chain(CHAIN)
     blocks = tl.cdiv(channels, BC)
@@ -30,28 +31,30 @@ def conv_decode(
     ok = cs >= 0 if EVEN else cs < channels
     slot, last = tl.load(src + row).to(tl.int64), tl.load(dst + row).to(tl.int64)
     start = tl.load(start_at + row)
-    live = (slot >= 0) | (last >= 0)
+    newest = read_input(x, gate, row * x_t + cs, row * gate_t + cs, ok, GATED)
+    if GATED:
+        after = tl.load(gate_out + row * gate_out_t + cs, mask=ok, other=0.0).to(tl.float32)
     old, new = state + slot * s_slot + cs * s_c, state + last * s_slot + cs * s_c
-    newest = read_input(x, gate, row * x_t + cs, row * gate_t + cs, ok & live, GATED)
+    window, taps = (), ()
+    for j in tl.static_range(W - 1):
+        at = old + held_row(start, j - (W - 1), W, RING) * s_j
+        window = window + (tl.load(at, mask=ok & (slot >= 0), other=0.0),)
+        taps = taps + (tl.load(weight + cs * w_c + j * w_j, mask=ok, other=0.0),)
     tap = tl.load(weight + cs * w_c + (W - 1) * w_j, mask=ok, other=0.0)
     total = newest * tap.to(tl.float32)
     if HAS_BIAS:
         total += tl.load(bias + cs, mask=ok, other=0.0).to(tl.float32)
     for j in tl.static_range(W - 1):
-        value = tl.load(old + held_row(start, j - (W - 1), W, RING) * s_j,
-                        mask=ok & (slot >= 0), other=0.0)  # fmt: skip
-        tap = tl.load(weight + cs * w_c + j * w_j, mask=ok, other=0.0)
-        total += value.to(tl.float32) * tap.to(tl.float32)
-        if j > 0:
-            to = held_row(start, j - (W - 1), W, True) if RING else j - 1
-            moves = (last >= 0) & (slot != last) if RING else last >= 0
-            tl.store(new + to * s_j, value, mask=ok & moves)
-    to = start % W if RING else W - 2
-    tl.store(new + to * s_j, newest.to(state.dtype.element_ty), mask=ok & (last >= 0))
+        total += window[j].to(tl.float32) * taps[j].to(tl.float32)
     if ACTIVATE:
         total = SILU(total)
     if GATED:
-        after = tl.load(gate_out + row * gate_out_t + cs, mask=ok & live, other=0.0)
-        total = total * after.to(tl.float32)
-    total = tl.where(live, total, 0.0)
+        total = total * after
+    total = tl.where((slot >= 0) | (last >= 0), total, 0.0)
     tl.store(out + row * out_t + cs, total.to(out.dtype.element_ty), mask=ok)
+    moves = (last >= 0) & (slot != last) if RING else last >= 0
+    for j in tl.static_range(1, W - 1):
+        to = held_row(start, j - (W - 1), W, True) if RING else j - 1
+        tl.store(new + to * s_j, window[j], mask=ok & moves)
+    to = start % W if RING else W - 2
+    tl.store(new + to * s_j, newest.to(state.dtype.element_ty), mask=ok & (last >= 0))
