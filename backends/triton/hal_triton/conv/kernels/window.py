@@ -1,7 +1,7 @@
 """Where a window keeps its inputs, and how a row's newest ones are stored."""
 
-# ruff: noqa: ANN201
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# ruff: noqa: ANN201, RUF005
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,assignment"
 
 import triton
 import triton.language as tl
@@ -36,9 +36,10 @@ def keep_window(
 ):  # fmt: skip
     """Store the last W-1 of (old window ++ the row's first `count` inputs) at `new`.
 
-    x and gate point at the row's first token. Rows are written in the order in which an update in
-    place has read them.
+    x and gate point at the row's first token. Everything is loaded before anything is stored: old
+    and new may be one window, and a store that waits for its value holds back the loads behind it.
     """
+    values = ()
     for j in tl.static_range(W - 1):
         at = count - (W - 1) + j
         fresh = channel_ok & (at >= 0)
@@ -48,5 +49,8 @@ def keep_window(
         value += tl.load(
             old + held_row(start, at, W, RING) * s_j + cs * s_c, mask=held, other=0.0
         ).to(tl.float32)
-        row = (start + at + W) % W if RING else j
-        tl.store(new + row * s_j + cs * s_c, value.to(new.dtype.element_ty), mask=channel_ok)
+        values = values + (value,)
+    for j in tl.static_range(W - 1):
+        row = (start + count - (W - 1) + j + W) % W if RING else j
+        value = values[j].to(new.dtype.element_ty)
+        tl.store(new + row * s_j + cs * s_c, value, mask=channel_ok)
