@@ -32,6 +32,11 @@ class Delta:
     tail: bool = False
     """Whether raw gates lie about 10, up to where softplus is linear, and decay slowly."""
 
+    @property
+    def by_channel(self) -> bool:
+        """Whether every key channel decays by itself, and a gated norm by sigmoid follows."""
+        return self.per_channel or self.gate in (GateKind.CHANNEL, GateKind.SAFE)
+
 
 def make_gate(dims: Delta, gen: torch.Generator) -> Gate | None:
     """A gate as models initialise it: A in 1..16, dt in 1e-3..0.1."""
@@ -49,8 +54,7 @@ def make_gate(dims: Delta, gen: torch.Generator) -> Gate | None:
 def _raw_gates(
     dims: Delta, tokens: int, dtype: torch.dtype, gen: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    channel = dims.per_channel or dims.gate in (GateKind.CHANNEL, GateKind.SAFE)
-    shape = (tokens, dims.HV, dims.K) if channel else (tokens, dims.HV)
+    shape = (tokens, dims.HV, dims.K) if dims.by_channel else (tokens, dims.HV)
     a = torch.randn(shape, generator=gen)
     if dims.tail:
         a = 10 + 8 * a

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hal import reference
-from hal.model.spec import GateKind
 from hal.testing.case import Case, Pools
 from hal.testing.conv_cases import window_pool
 from hal.testing.delta_cases import Delta, delta_case
@@ -118,8 +117,7 @@ def _gate(
     """The gated norm; tokens whose z nobody may look at are zero before and after."""
     if z is None or weight is None:
         return o
-    channel = dims.gate in (GateKind.CHANNEL, GateKind.SAFE)
     normed = reference.gated_rms_norm(
-        o, z, weight, eps or 0.0, activation="sigmoid" if channel else "silu"
+        o, z, weight, eps or 0.0, activation="sigmoid" if dims.by_channel else "silu"
     )
     return torch.where(o == 0, 0.0, normed)

@@ -20,7 +20,8 @@ CONV = Offer(
 )  # fmt: skip
 DELTA = Offer(
     dtypes=FLOATS, state_dtypes=("float32",), layouts=("VK", "KV"),
-    gates=("scalar", "channel", "safe"), head_dims=((16, 24), (32, 16)), ratios=(1, 2, 3),
+    gates=("scalar", "channel", "safe", "ready_scalar", "ready_channel"),
+    head_dims=((16, 24), (32, 16)), ratios=(1, 2, 3),
     track=(64,), features=FEATURES[:2],
 )  # fmt: skip
 FUSED = replace(

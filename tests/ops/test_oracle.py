@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from hal import reference
+from hal.model.spec import GateKind
+from hal.runtime.gates import ready
+from hal.testing.fused_cases import prefill_fused_case
 from hal.testing.scan_cases import Scan, scan_case
 from support.ops import NAN, Delta, conv_case, delta_case, i32, make_rows, worst
 
@@ -155,6 +159,17 @@ def test_the_gated_norm_equals_transformers() -> None:
     other = kimi.KimiLinearRMSNormGated(32, eps=1e-5)
     want = reference.gated_rms_norm(o, z, other.weight.detach(), 1e-5, activation="sigmoid")
     assert worst(other(o, z).detach(), want, 1) < LIMIT
+
+
+@pytest.mark.parametrize("kind", GateKind)
+def test_gates_made_beforehand_are_followed_by_the_norm_of_their_kind(kind: GateKind) -> None:
+    rows, dims = make_rows([(3, "continue"), (2, "fresh")]), Delta(gate=kind)
+    raw = prefill_fused_case(rows, dims, norm=True)
+    made = replace(dims, gate=None, per_channel=kind is not GateKind.SCALAR)
+    g, beta = ready(raw.args["gate"], raw.args["a"], raw.args["b"])
+    case = prefill_fused_case(rows, made, norm=True).replace(**{**raw.args, "gate": None})
+    got, _ = case.replace(a=g, b=beta).expect()
+    assert torch.allclose(got, raw.expect()[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["CW", "WC", "ring"])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hal import interfaces, reference
 from hal.runtime.checks import check_conv, check_delta, check_out, check_rows, check_same
+from hal.testing.delta_cases import Delta
 from hal.testing.fused_cases import _oracle
 from hal.testing.rows import Rows
 from hal_cpu.provider import TorchProvider
@@ -134,17 +135,14 @@ class OracleProvider(TorchProvider):
                 sizes = f"{x.shape[1]} channels, weight has {args['conv_weight'].shape[0]}"
                 raise ValueError(f"{name}: mixed_qkv has {sizes}")
             check_out(name, args["out"], (len(x), heads, V), x.dtype)
-            dims = _Dims(key_heads, heads, K, V, args["gate"] and args["gate"].kind)
+            dims = Delta(
+                key_heads, heads, K, V, args["gate"] and args["gate"].kind, args["a"].ndim == 3
+            )
             layout = self._conv if verb == "decode" else ""
             result, pools = _oracle(dims, self._recurrent, layout)(**_given(args))
             return _store(args, pools, result, x)
 
         return run
-
-
-class _Dims:
-    def __init__(self, H: int, HV: int, K: int, V: int, gate: Any) -> None:
-        self.H, self.HV, self.K, self.V, self.gate = H, HV, K, V, gate
 
 
 def _check(name: str, args: dict[str, Any], tokens: Tensor) -> None:
