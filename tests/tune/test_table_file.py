@@ -64,7 +64,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     return plain | changes
 
 
-NAME = "delta_rule.decode"
+NAME, WALK = "delta_rule.decode", "delta_rule.prefill.hopper"
 WRONG = {
     "another arch": ({}, {"arch": "sm_80"}, "is of arch 'sm_80', the device is 'sm_90'"),
     "another schema": ({}, {"schema": 2}, "expected a table of schema 1"),
@@ -73,7 +73,18 @@ WRONG = {
     "no entries": ({NAME: []}, {}, "delta_rule.decode is [], expected a list"),
     "unknown block": ({NAME: [entry(blocks={"BK": 8})]}, {}, "expected ['BV']"),
     "missing block": ({NAME: [entry(blocks={})]}, {}, "expected ['BV']"),
-    "size of nought": ({NAME: [entry(blocks={"BV": 0})]}, {}, "expected positive whole numbers"),
+    "size of nought": (
+        {NAME: [entry(blocks={"BV": 0})]},
+        {},
+        "BV of delta_rule.decode is 0, expec",
+    ),
+    "size of no tile": ({NAME: [entry(blocks={"BV": 24})]}, {}, "is 24, expected a power of two"),
+    "three warps": (
+        {NAME: [entry(warps=3)]},
+        {},
+        "warps of delta_rule.decode is 3, expected a pow",
+    ),
+    "three groups": ({WALK: [entry(blocks={"CONSUMERS": 3})]}, {}, "is 3, expected 1 or 2"),
     "size that is a truth": ({NAME: [entry(blocks={"BV": True})]}, {}, "expected positive whole"),
     "no warps": ({NAME: [entry(warps=0)]}, {}, "expected positive whole numbers"),
     "half a stage": ({NAME: [entry(stages=1.5)]}, {}, "expected positive whole numbers"),

@@ -19,6 +19,11 @@ LOGGER: Final = "hal.triton"
 _FIELDS: Final = ("up_to", "blocks", "warps", "stages", "evict", "registers")
 _LATER: Final = {"registers": 0}
 """Fields that files before them lack."""
+_CHOICES: Final[Mapping[str, Sequence[int]]] = {"CONSUMERS": (1, 2), "PREPARED": (0, 1)}
+"""Blocks that are no sizes of tiles, and what they can be."""
+
+_FREE: Final = frozenset({"SEG"})
+"""Blocks that are numbers of tokens."""
 
 
 class TableError(HalError, ValueError):
@@ -122,6 +127,18 @@ def _known(name: str, shipped: Table) -> tuple[set[str], set[str]]:
     return needed, set().union(*(config.blocks for config in (*configs, *tried)))
 
 
+def _fits(block: str, value: int) -> bool:
+    """Whether a kernel can be made with this size."""
+    if block in _CHOICES:
+        return value in _CHOICES[block]
+    return block in _FREE or value.bit_count() == 1
+
+
+def _shown(block: str) -> str:
+    choices = _CHOICES.get(block)
+    return " or ".join(map(str, choices)) if choices else "a power of two"
+
+
 def _config(
     path: str, name: str, arch: str, each: Any, known: tuple[set[str], set[str]]
 ) -> tuple[float, Config]:
@@ -133,11 +150,13 @@ def _config(
     needed, may = known
     if not isinstance(blocks, dict) or not needed <= set(blocks) <= may:
         raise TableError(f"{path}: blocks of {name} are {blocks!r:.80}, expected {sorted(needed)}")
-    least = {"SEG": 0}
-    counts = [(value, least.get(block, 1)) for block, value in blocks.items()]
-    counts += [(warps, 1), (stages, 1), (registers, 0), *([] if up_to is None else [(up_to, 1)])]
+    counts = [*((value, 0) for value in blocks.values()), (warps, 1), (stages, 1), (registers, 0)]
+    counts += [] if up_to is None else [(up_to, 1)]
     if not all(type(value) is int and value >= bound for value, bound in counts):
         raise TableError(f"{path}: {name} has {each!r:.200}, expected positive whole numbers")
+    for block, value in (*blocks.items(), ("warps", warps)):
+        if not _fits(block, value):
+            raise TableError(f"{path}: {block} of {name} is {value}, expected {_shown(block)}")
     if evict not in ("", "evict_first"):
         raise TableError(f"{path}: evict of {name} is {evict!r}, expected '' or 'evict_first'")
     if registers and not arch.startswith("sm_"):
