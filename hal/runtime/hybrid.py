@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Final, overload
+
+import torch
 
 from hal.errors import CompositionError, StepOrderError
 from hal.model.spec import ATTENTION_KINDS
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    import torch
     from torch import Tensor
 
     from hal.runtime.backend import Backend
@@ -131,7 +133,7 @@ class HybridBackend:
         if self._committer is None:
             raise StepOrderError("verify and commit need a selection with speculative")
         self.linear.commit(accepted, tips)
-        self._committer.commit(accepted, tips)
+        self._committer.commit(_plain(accepted), None if tips is None else _plain(tips))
 
     def capture(
         self, mode: Mode, rows: int, width: int = 1, *, record: bool = True
@@ -143,7 +145,7 @@ class HybridBackend:
         """
         self.linear.check_capture(mode, rows, width)
         self.linear.end()  # the full part's metadata is of the capture from here on
-        self.full.capture(mode, rows, width)
+        self.full.capture(mode, index(rows), index(width))
         return self.linear.capture(mode, rows, width, record=record)
 
     def stage(self, batch: Batch) -> Captured:
@@ -212,6 +214,11 @@ class HybridBackend:
         if mode not in modes:
             raise StepOrderError(f"{called}: layer {layer_id} was called in a {mode} step")
         return self.forward(layer_id, inputs)
+
+
+def _plain(counts: Sequence[int] | Tensor) -> Sequence[int] | Tensor:
+    """Counts of the host as plain integers, as the linear part takes them; a tensor as it is."""
+    return counts if isinstance(counts, torch.Tensor) else [*map(index, counts)]
 
 
 def _committer(full: FullAttention, linear: Backend) -> SpeculativeAttention | None:

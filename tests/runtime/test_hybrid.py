@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -255,6 +256,21 @@ def test_counts_that_the_linear_part_refuses_move_nothing_in_the_full_part() -> 
         with pytest.raises(ValueError, match="3 accepted in row 0"):
             made.hybrid.commit([3])
     assert made.full.log == [("begin", Mode.VERIFY)]
+
+
+@pytest.mark.parametrize("kind", [numpy.uint8, torch.tensor])
+def test_the_full_part_gets_plain_integers_whatever_an_engine_keeps_them_in(kind: Any) -> None:
+    made = make("delta", speculative=hal.Speculative(WIDTH), graphs=True)
+    with torch.inference_mode():
+        with made.hybrid.capture(Mode.VERIFY, kind(2), kind(WIDTH), record=False):
+            pass
+        made.hybrid.begin(prompt(1, 2, Mode.VERIFY))
+        made.hybrid.forward(made.layer_id, made.inputs(2))
+        made.hybrid.commit([kind(2)])
+    capture, _, commit = made.full.log
+    assert [type(size) for size in capture[2:]] == [int, int]
+    assert commit == ("commit", [2], None)
+    assert type(commit[1][0]) is int
 
 
 def test_an_abandoned_verify_leaves_its_slot_as_it_was_and_the_next_step_begins() -> None:
