@@ -16,13 +16,7 @@ from hal.runtime.cca import Cca, CcaWeights
 from hal.runtime.cca_layer import CcaLayer
 from hal.runtime.layers import DeltaLayer, ShortConvLayer
 from hal.runtime.operators import OperatorConv, OperatorDelta, Operators, operators
-from hal.runtime.param_checks import (
-    check_cca,
-    check_delta,
-    check_placed,
-    check_scan,
-    check_weight,
-)
+from hal.runtime.param_checks import check_cca, check_delta, check_placed, check_scan, check_weight
 from hal.runtime.params import (
     CcaParams,
     DeltaParams,
