@@ -1,5 +1,8 @@
 """Sources are compiled once, kept whole or not at all, and refused with the compiler's words."""
 
+import errno
+import hashlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +139,52 @@ def test_a_cubin_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert cubins(tmp_path) == [place]
 
 
+@pytest.mark.parametrize("left", [b"", b"cub", b"cubin", b"\0" * 32, b"\0" * 37])
+def test_a_file_that_is_not_what_was_kept_is_compiled_anew(
+    left: bytes, library: Library, tmp_path: Path
+) -> None:
+    nvrtc.compiled(PROGRAM, {})
+    (place,) = cubins(tmp_path)
+    place.write_bytes(left)
+    assert [nvrtc.compiled(PROGRAM, {}) for _ in range(2)] == [b"cubin"] * 2
+    assert len(library.compiled) == 2
+
+
+@given(st.binary(min_size=1, max_size=80), st.data())
+def test_a_kept_file_that_was_cut_or_changed_is_never_given(cubin: bytes, data: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place, whole = Path(folder) / "one.cubin", hashlib.sha256(cubin).digest() + cubin
+        place.write_bytes(whole)
+        assert nvrtc._kept(place) == cubin
+        at = data.draw(st.integers(0, len(whole) - 1))
+        for wrong in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+            place.write_bytes(wrong)
+            assert nvrtc._kept(place) == b""
+
+
+def test_a_full_disk_is_no_fault_and_leaves_nothing(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert nvrtc.compiled(PROGRAM, {}) == b"cubin"
+    assert cubins(tmp_path) == []
+
+
+def test_a_user_without_a_home_compiles_each_time(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nobody)
+    assert [nvrtc.compiled(PROGRAM, {}) for _ in range(2)] == [b"cubin"] * 2
+    assert len(library.compiled) == 2
+
+
 def test_without_a_cache_folder_the_home_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/somewhere")
@@ -181,6 +230,18 @@ def test_the_newest_of_a_folder_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert nvrtc.found() == folder / "libnvrtc.so.13"
     (folder / "libnvrtc.so.13").unlink()
     assert nvrtc.found() == folder / "libnvrtc.so.12.10"
+
+
+def test_a_compiler_that_is_too_old_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toolkit = tmp_path / "lib64"
+    toolkit.mkdir()
+    (toolkit / "libnvrtc.so.11.2").touch()
+    monkeypatch.setattr(nvrtc, "_folders", lambda: iter([toolkit]))
+    assert nvrtc.found() is None
+    (toolkit / "libnvrtc.so.12").touch()
+    assert nvrtc.found() == toolkit / "libnvrtc.so.12"
 
 
 @pytest.mark.parametrize(("own", "taken"), [("12.8", "12"), ("13.0", "13"), (None, "12")])

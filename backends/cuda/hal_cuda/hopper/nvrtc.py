@@ -5,6 +5,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ OPTIONS: Final = ("--gpu-architecture=sm_90a", "--std=c++17")
 _LIBRARY: Final = "libnvrtc.so.[0-9]*"
 _BUILTINS: Final = "libnvrtc-builtins.so.[0-9]*"
 _TOOLKITS: Final = ("CUDA_HOME", "CUDA_PATH")
+_DIGEST: Final = hashlib.sha256().digest_size
 
 
 class CompileError(RuntimeError):
@@ -43,7 +45,9 @@ class Program:
 def found() -> Path | None:
     """The NVRTC that `compiled` uses: of torch's CUDA if there is one, from a wheel if there is.
 
-    A driver that runs torch loads what that CUDA compiles; what a newer one compiles, perhaps not.
+    What by its name is too old for sm_90a is passed over: selection refuses then, and no first
+    call has to. A driver that runs torch loads what that CUDA compiles; what a newer one compiles,
+    perhaps not.
     """
     from torch import version
 
@@ -53,9 +57,10 @@ def found() -> Path | None:
 
 
 def _installed() -> Iterator[Path]:
-    """Libraries that are there, those of wheels first, newest first within a folder."""
+    """Libraries that know sm_90a, those of wheels first, newest first within a folder."""
     for folder in _folders():
-        yield from sorted(folder.glob(_LIBRARY), key=_release, reverse=True)
+        found = sorted(folder.glob(_LIBRARY), key=_release, reverse=True)
+        yield from (path for path in found if _release(path)[0] >= OLDEST[0])
 
 
 def _folders() -> Iterator[Path]:
@@ -153,13 +158,26 @@ def compiled(program: Program, defines: Mapping[str, int]) -> bytes:
     """The cubin of a program under some definitions, from the cache of the user if it is there."""
     compile_with = compiler()
     options = (*OPTIONS, *(f"--define-macro={name}={value}" for name, value in defines.items()))
-    place = folder() / f"{key_of(program, options, compile_with.version)}.cubin"
+    home, name = folder(), f"{key_of(program, options, compile_with.version)}.cubin"
+    if home is not None and (kept := _kept(home / name)):
+        return kept
+    cubin, _ = compile_with(program, options)
+    if home is not None:
+        keep(home / name, hashlib.sha256(cubin).digest() + cubin)
+    return cubin
+
+
+def _kept(place: Path) -> bytes:
+    """What a file holds behind its digest; nothing where it is not there or not what was kept.
+
+    A machine that went down leaves files that are too short, and a driver says little of those.
+    """
     try:
-        return place.read_bytes()
+        kept = place.read_bytes()
     except OSError:
-        cubin, _ = compile_with(program, options)
-        keep(place, cubin)
-        return cubin
+        return b""
+    cubin = kept[_DIGEST:]
+    return cubin if hashlib.sha256(cubin).digest() == kept[:_DIGEST] else b""
 
 
 def key_of(program: Program, options: Sequence[str], version: tuple[int, int]) -> str:
@@ -168,18 +186,26 @@ def key_of(program: Program, options: Sequence[str], version: tuple[int, int]) -
     return hashlib.sha256("\0".join([*parts, *options, repr(version)]).encode()).hexdigest()
 
 
-def folder() -> Path:
-    """Where cubins are kept: under XDG_CACHE_HOME, else the user's `.cache`."""
+def folder() -> Path | None:
+    """Where cubins are kept: under XDG_CACHE_HOME, else the `.cache` of a user who has a home."""
     given = os.environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache") / "hal" / "cuda.hopper"
+    try:
+        return (Path(given) if given else Path.home() / ".cache") / "hal" / "cuda.hopper"
+    except RuntimeError:  # a user that the system does not know, as containers have
+        return None
 
 
-def keep(place: Path, cubin: bytes) -> None:
-    """Put a cubin where others find it whole or not at all; a place that takes none is no fault."""
+def keep(place: Path, content: bytes) -> None:
+    """Put a file where others find it whole or not at all; a place that takes none is no fault."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as half:
-            half.write(cubin)
-        Path(half.name).replace(place)
+        half = tempfile.NamedTemporaryFile(dir=place.parent, delete=False)
     except OSError:
         return
+    try:
+        with half:
+            half.write(content)
+        Path(half.name).replace(place)
+    except OSError:  # a disk that is full, say: no half of a file stays on it
+        with suppress(OSError):
+            Path(half.name).unlink()
