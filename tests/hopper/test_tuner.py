@@ -102,8 +102,9 @@ def test_a_candidate_is_what_is_run(each: Class, config: Config) -> None:
 
 @pytest.mark.parametrize(("each", "config"), EACH, ids=str)
 def test_what_a_sweep_may_choose_is_compiled_before_a_capture(each: Class, config: Config) -> None:
+    """Of guards too, which are the other gates that layers of models have."""
     with emulated() as device:
-        found = trials(replace(each, guards=()))
+        found = trials(each)
         found.run_shipped()
         device.forms.clear()
         assert found.fault(config) == ""

@@ -103,7 +103,7 @@ COMMON: Final = tuple(
     Variant(n, track, prepared=prepared, channel=channel)
     for n, prepared, channel in (
         *((2, False, 0), (1, False, 0), (1, True, 0)),
-        *((2, True, CHANNEL), (1, True, CHANNEL)),
+        *((n, True, gate) for gate in (CHANNEL, SAFE) for n in (2, 1)),
     )
     for track in (False, True)
 )
