@@ -1,4 +1,4 @@
-"""Parity, tuning, times and sanitizers of the Triton provider on a CUDA device.
+"""Parity, tuning, times and sanitizers of the CUDA providers on a Hopper device.
 
 Run from the repository root, installed or not::
 

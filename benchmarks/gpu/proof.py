@@ -51,6 +51,8 @@ def operations(checks: list[dict[str, Any]], manifest: Manifest) -> dict[str, An
 
 def mismatches(run: dict[str, Any]) -> list[str]:
     """Why a run proves nothing of the declarations as they are now."""
+    if "check" not in run:
+        return ["the run has no parity checks; h200.py makes them with --check"]
     recorded = run["environment"].get("declarations")
     if recorded is None:
         return []

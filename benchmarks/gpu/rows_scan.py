@@ -150,7 +150,7 @@ def _decode_rows() -> list[Row]:
 def _prefill_rows() -> list[Row]:
     found = []
     for name, lengths, goal in (
-        ("16x2048", [2048] * 16, "1300 / 800"),
+        ("16x2048", [2048] * 16, "1000 / 800"),
         ("1x8192", [8192], "400 / 220 on the device"),
         ("mix", MIX, ""),
     ):

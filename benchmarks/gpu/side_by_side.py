@@ -33,8 +33,9 @@ Line = dict[str, Any]
 def merged(parts: Sequence[dict[str, Any]], left_out: Sequence[str] = ()) -> dict[str, Any]:
     """One report of all parts, in the order of the named shapes; other versions are refused.
 
-    Where several parts have a shape the last one's lines stay. `left_out` drops lines without a
-    time, as PEER:OPERATION=WHY.
+    Where several parts have a shape the last one's lines stay, and a part of which none stay says
+    nothing. A part may be such a report itself. `left_out` drops lines without a time, as
+    PEER:OPERATION=WHY.
     """
     first = parts[0]["environment"]
     for part, name in product(parts, SAME):
@@ -51,13 +52,20 @@ def merged(parts: Sequence[dict[str, Any]], left_out: Sequence[str] = ()) -> dic
         if line["cold_us"] or (peer_of(line), line["operation"]) not in dropped
     ]
     lines.sort(key=order)
-    rounds = sorted({part["environment"]["rounds"] for part in parts})
-    notes = [note for part in parts for note in part["notes"]]
+    heard = [part for part in parts if any(each is part for each in last.values())]
+    rounds = sorted({count for part in heard for count in rounds_of(part)})
+    notes = [note for part in heard for note in part["notes"]]
     notes += [f"{name} is left out: {why}" for name, why in drops.items()]
     if loud := sum(part["environment"].get("quiet") is False for part in last.values()):
         notes.append(f"{loud} of {len(last)} shapes: other work ran on the card meanwhile")
     named = {name: first.get(name) for name in SAME}
     return {"schema": 1, "environment": {**named, "rounds": rounds}, "lines": lines, "notes": notes}
+
+
+def rounds_of(part: dict[str, Any]) -> list[int]:
+    """How many readings its lines have: one number, or those of the parts that it was made of."""
+    rounds = part["environment"]["rounds"]
+    return rounds if isinstance(rounds, list) else [rounds]
 
 
 def order(line: Line) -> tuple[int, bool, int]:

@@ -54,6 +54,22 @@ def test_a_shape_is_of_the_last_part_that_has_it() -> None:
     assert report["notes"] == ["1 of 1 shapes: other work ran on the card meanwhile"]
 
 
+def test_a_part_of_which_nothing_stays_says_nothing() -> None:
+    replaced = part(line(STEP, "B512-C8192", "cuda.a", 9.0), rounds=15)
+    replaced["notes"] = ["a note of what was measured again"]
+    report = SCRIPT["merged"]([replaced, STEPS, DECODES])
+    assert report["notes"] == [] and report["environment"]["rounds"] == [3]
+
+
+def test_a_merged_report_is_a_part_too() -> None:
+    report = SCRIPT["merged"]([STEPS, DECODES])
+    assert SCRIPT["merged"]([report]) == report
+    again = part(line(STEP, "B512-C8192", "cuda.a", 11.0), rounds=5)
+    both = SCRIPT["merged"]([report, again])
+    assert both["environment"]["rounds"] == [3, 5]
+    assert [each["cold_us"]["median"] for each in both["lines"][-1:]] == [11.0]
+
+
 def test_parts_of_other_versions_are_refused() -> None:
     other = part(line(DECODE, "B1-HV32", "cuda.a", 1.0), torch="3")
     with pytest.raises(ValueError, match="torch is '3' beside '2'"):
@@ -90,4 +106,5 @@ def test_the_document_s_table_is_the_report_s(path: Path) -> None:
     report = json.loads(path.read_text(encoding="utf-8"))
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert path.name in text
+    assert SCRIPT["merged"]([report]) == report
     assert text == SCRIPT["written"](text, SCRIPT["table"](report, 0.1))

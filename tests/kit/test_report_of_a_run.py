@@ -107,5 +107,12 @@ def test_what_a_run_does_not_say_is_listed_as_assumed(
     assert f"the run does not say: {', '.join(names)}; assumed" in capsys.readouterr().err
 
 
+def test_a_run_without_checks_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copy.deepcopy(RUN)
+    del run["check"]
+    assert written(folder, run, status=1) == {}
+    assert "no parity checks; h200.py makes them with --check" in capsys.readouterr().err
+
+
 def test_a_run_that_lost_a_worker_is_not_complete(folder: Path) -> None:
     assert written(folder, {**RUN, "lost": 1})["complete"] is False
