@@ -14,7 +14,7 @@ from hal.interfaces import Gate
 from hal.model.spec import DeltaDims, GateKind, Kind
 from hal.runtime.batch import LAST_POSITION, Batch, DeviceSlots, Mode
 from hal.runtime.layers import DeltaLayer
-from hal.runtime.params import DeltaParams
+from hal.runtime.params import DeltaParams, ShortConvParams
 from hal.runtime.pool import Slot
 from support.backends import Bound, backend_for, selected_with
 from support.bound import FAMILIES, GDN_CONFIG, delta, delta_params
@@ -266,6 +266,14 @@ def test_weights_that_cannot_be_meant_are_refused_at_bind(
         changed = replace(params, **change)
     with pytest.raises((ValueError, TypeError), match=message):
         backend.layer(spec.index, changed)
+
+
+@pytest.mark.parametrize("params", [None, {}, ShortConvParams(torch.ones(2, 3), None)])
+def test_weights_of_no_layer_or_of_another_kind_are_refused_by_name(params: Any) -> None:
+    backend = backend_for(GDN_CONFIG)
+    spec = next(backend.selection.model.stateful_layers())
+    with pytest.raises(TypeError, match=f"is DeltaDims, got {type(params).__name__}"):
+        backend.layer(spec.index, params)
 
 
 def test_weights_that_train_leave_no_graph_in_the_pool() -> None:
