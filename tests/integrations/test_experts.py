@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from transformers import PreTrainedConfig
 
 from hal.integrations.transformers.experts import on_device
 from support.models import DRIVEN, make_model
@@ -16,12 +17,9 @@ if TYPE_CHECKING:
 
 def chosen(model: PreTrainedModel) -> dict[str, str | None]:
     """The implementation that each part of a model reads from its config, by the part's name."""
-    parts = {name: getattr(part, "config", None) for name, part in model.named_modules()}
-    return {
-        name: config._experts_implementation
-        for name, config in parts.items()
-        if hasattr(config, "_experts_implementation")
-    }
+    parts = [(name, getattr(part, "config", None)) for name, part in model.named_modules()]
+    configs = {name: config for name, config in parts if isinstance(config, PreTrainedConfig)}
+    return {name: config._experts_implementation for name, config in configs.items()}
 
 
 @pytest.mark.parametrize("name", DRIVEN)
