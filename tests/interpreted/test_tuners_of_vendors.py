@@ -1,6 +1,7 @@
 """Each vendor's tuner sweeps what its provider reads, and the provider reads what it is told."""
 
 import json
+from collections import Counter
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -90,6 +91,16 @@ def test_every_class_has_candidates_and_an_entry_that_is_shipped(tuner: Any) -> 
     for each in tuner.chosen(()):
         assert tuner.candidates[each.name]
         assert any(each.limit <= limit for limit, _ in shipped.table[each.name])
+
+
+@pytest.mark.parametrize("package", packages())
+def test_a_sweep_leaves_no_name_with_fewer_entries_than_are_shipped(package: str) -> None:
+    module = import_module(f"{package}.tables")
+    for tuner in tuners(package):
+        made = Counter(each.name for each in tuner.chosen(()))
+        for arch in module.TABLES:
+            for name, count in made.items():
+                assert count >= len(module.table(arch).get(name, ())), (arch, name)
 
 
 def test_no_candidate_of_amd_has_stages_that_end_the_compiler() -> None:

@@ -94,8 +94,9 @@ def _delta_steps() -> Iterator[Class]:
     yield from _of("delta_rule.decode", two, "delta_rule.decode", (*NARROW, *WIDE))
     channel = {**fused, **kda(32)}
     for name, dims in (("", fused), (".norm", {**fused, "norm": True}), (".channel", channel)):
-        two = [(64, "B1", dims, (1,)), (UNBOUNDED, "B128", dims, (1,) * 128)]
-        yield from _of(f"delta_rule.decode_fused{name}", two, "delta_rule.decode_fused", FUSED)
+        few, some = (64, "B1", dims, (1,)), (512, "B16", dims, (1,) * 16)
+        sizes = (few, some, (UNBOUNDED, "B128", dims, (1,) * 128))
+        yield from _of(f"delta_rule.decode_fused{name}", sizes, "delta_rule.decode_fused", FUSED)
     normed = [(UNBOUNDED, "16x2048", {**gdn(16), "norm": True}, LONG["16x2048"])]
     yield from _of("norm", normed, "delta_rule.prefill_fused", ())
 
