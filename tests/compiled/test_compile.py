@@ -138,6 +138,23 @@ def test_fused_decode_fits_in_every_configuration_of_a_tuned_table(
                 assert_fit(compile_all("cuda:90", partial(case.run, ops.decode_fused)))
 
 
+@pytest.mark.parametrize("gate", [GateKind.SCALAR, None])
+@pytest.mark.parametrize("ratio", [2, 3])
+def test_fused_decode_with_a_bias_fits_in_limited_registers(
+    ratio: int, gate: GateKind | None
+) -> None:
+    head = Delta(H=1, HV=ratio, K=128, V=128, gate=gate)
+    for norm in (False, True):
+        name = "delta_rule.decode_fused.norm" if norm else "delta_rule.decode_fused"
+        _, config = table("sm_90")[name][-1]
+        assert config.registers
+        tuning = Tuning(DEFAULT, silu, silu_tanh, overrides={name: config})
+        ops = TritonProvider("cpu", {"tuning": tuning}).delta_rule
+        for dtype in dtypes("90"):
+            case = fused_case(ONE, head, dtype=dtype, norm=norm, bias=True)
+            assert_fit(compile_all("cuda:90", partial(case.run, ops.decode_fused)))
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(
     "dims", [HEAD, Delta(H=1, HV=1, K=256, V=256), Delta(K=64, V=96), Delta(K=96, V=192)]

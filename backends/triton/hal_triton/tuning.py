@@ -1,7 +1,7 @@
 """Block sizes by operation and amount of work; vendors hand over tables of their own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 UNBOUNDED: Final = float("inf")
@@ -24,6 +24,13 @@ class Config:
         """Launch options of Triton."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+    def for_inputs(self, itemsize: int) -> "Config":
+        """The same without a limit of registers where inputs are wider than the 16 bits it is of.
+
+        What a step holds of its float32 inputs would spill under a limit that suits narrow ones.
+        """
+        return self if itemsize <= 2 else replace(self, registers=0)
 
 
 Table = Mapping[str, Sequence[tuple[float, Config]]]

@@ -41,6 +41,7 @@ class DecodeRunner:
     def _plan(self, call: DeltaCall) -> Launch:
         dims, rows = call.dims, call.src.shape[0]
         config = self._tuning.pick("delta_rule.decode", rows * dims.HV)
+        config = config.for_inputs(call.v.element_size())
         s_slot, s_h, s_v, s_k = state_strides(call.state, self._layout)
         BV = min(config.blocks["BV"], block(dims.V))
         numbers = (

@@ -210,6 +210,7 @@ class FusedRunner:
         channel = gate_constants(call.gate, call.a)["CHANNEL"]
         kind = ".channel" if channel else "" if call.norm is None else ".norm"
         config = self._tuning.pick(f"{_NAME}{kind}", rows * dims.HV)
+        config = config.for_inputs(call.x.element_size())
         BV = min(config.blocks["BV"], block(dims.V))
         norm_inside = call.norm is not None and BV >= dims.V
         norms_later = call.norm is not None and not norm_inside
