@@ -29,6 +29,8 @@ from support.bound import FAMILIES, Bound
 from support.captured import Rig, on_device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 WIDTH, LONGEST, ROWS = 4, 24, 4
@@ -295,8 +297,13 @@ class Machine(RuleBasedStateMachine):
 RULES = ("alloc", "fork", "track", "extend", "decode", "verify", "evict", "free", "idle")
 
 
-def run(machine: type[Machine], name: str, **changes: object) -> Counter[str]:
-    """Run a machine on a family, and how often each of its rules came up."""
+def run(
+    machine: type[Machine], name: str, rules: Iterable[str] = (), **changes: object
+) -> Counter[str]:
+    """Run a machine on a family, and how often each of its rules came up.
+
+    Draws may leave a rare rule out: it runs again until all of `rules` came up, four times at most.
+    """
     machine = type(machine.__name__, (machine,), {"name": name, "done": Counter()})
     found = settings(
         max_examples=50,
@@ -304,13 +311,16 @@ def run(machine: type[Machine], name: str, **changes: object) -> Counter[str]:
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
-    run_state_machine_as_test(machine, settings=settings(found, **changes))
+    for _ in range(4):
+        run_state_machine_as_test(machine, settings=settings(found, **changes))
+        if set(rules) <= machine.done.keys():
+            break
     return machine.done
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_happens_to_its_neighbours_a_request_gives_what_it_gives_alone(name: str) -> None:
-    done = run(Machine, name)
+    done = run(Machine, name, RULES)
     assert sum(done.values()) >= 1000
     assert set(done) == set(RULES)
 
@@ -354,8 +364,8 @@ class Replayed(Machine):
 @pytest.mark.parametrize("name", (*NAMES, "cca"))
 def test_replayed_steps_among_eager_ones_give_what_each_request_gives_alone(name: str) -> None:
     rigs_of(name)
-    done = run(Replayed, name, max_examples=30)
-    assert set(done) == {*RULES, "replay", "give up"}
+    rules = {*RULES, "replay", "give up"}
+    assert set(run(Replayed, name, rules, max_examples=30)) == rules
 
 
 class TracksOneTooFar(Machine):
