@@ -125,3 +125,9 @@ def test_the_probe_names_the_arch_of_the_device_asked_for(
     assert presence(None).arch == presence(0).arch == "sm_90"
     assert presence(1).arch == "sm_120"
     assert presence(2).arch == ""
+    monkeypatch.delenv("HAL_TRITON_TABLE", raising=False)
+    assert presence(0).notes == ()
+    monkeypatch.setenv("HAL_TRITON_TABLE", "mine.json")
+    assert presence(0).notes == (
+        "HAL_TRITON_TABLE names mine.json, whose block sizes replace shipped ones",
+    )

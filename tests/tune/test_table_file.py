@@ -90,6 +90,7 @@ WRONG = {
     "half a stage": ({NAME: [entry(stages=1.5)]}, {}, "expected positive whole numbers"),
     "eviction": ({NAME: [entry(evict="all")]}, {}, "evict of delta_rule.decode is 'all'"),
     "no registers": ({NAME: [entry(registers=-1)]}, {}, "expected positive whole numbers"),
+    "registers of two threads": ({NAME: [entry(registers=256)]}, {}, "256, expected at most 255"),
     "no field": ({NAME: [{"up_to": None}]}, {}, "an entry of delta_rule.decode is"),
     "no end": ({NAME: [entry(up_to=4)]}, {}, "up_to of delta_rule.decode has to rise, and be null"),
     "two ends": ({NAME: [entry(), entry()]}, {}, "has to rise, and be null in the last alone"),

@@ -1,6 +1,7 @@
 """Look for NVIDIA devices without ever raising."""
 
 from hal_registry import Presence
+from hal_triton.table_file import notes
 
 
 def presence(index: int | None) -> Presence:
@@ -23,4 +24,4 @@ def _found(index: int) -> Presence:
     if index >= count:
         return Presence(count, detail=f"torch for CUDA {version.cuda} sees {count} devices")
     major, minor = cuda.get_device_capability(index)
-    return Presence(count, f"sm_{major}{minor}", f"torch for CUDA {version.cuda}")
+    return Presence(count, f"sm_{major}{minor}", f"torch for CUDA {version.cuda}", notes())

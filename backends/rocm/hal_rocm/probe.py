@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from hal_registry import Code, Failure, Presence, Reason, attempt
+from hal_triton.table_file import notes
 
 NEEDED: Final = (3, 6)
 """The oldest Triton that the kernels are compiled with."""
@@ -38,7 +39,7 @@ def _found(index: int) -> Presence:
     if index >= count:
         return Presence(count, detail=f"{detail} sees {count} devices")
     name: str = cuda.get_device_properties(index).gcnArchName  # features follow behind a colon
-    return Presence(count, name.partition(":")[0].strip() or NAMELESS, detail)
+    return Presence(count, name.partition(":")[0].strip() or NAMELESS, detail, notes())
 
 
 def _triton() -> Reason | None:

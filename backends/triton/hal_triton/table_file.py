@@ -15,6 +15,9 @@ from hal_triton.tuning import UNBOUNDED, Config, Table
 
 VARIABLE: Final = "HAL_TRITON_TABLE"
 SCHEMA: Final = 1
+MOST_REGISTERS: Final = 255
+"""What a thread can have at most."""
+
 LOGGER: Final = "hal.triton"
 _FIELDS: Final = ("up_to", "blocks", "warps", "stages", "evict", "registers")
 _LATER: Final = {"registers": 0}
@@ -38,6 +41,12 @@ def given(table: Table, arch: str) -> Table:
     found = read(Path(path), arch, table)
     logging.getLogger(LOGGER).info("%s: %d entries of %s for %s", VARIABLE, len(found), path, arch)
     return {**table, **found}
+
+
+def notes() -> tuple[str, ...]:
+    """What a probe tells of the table that the environment names, if it names one."""
+    path = os.environ.get(VARIABLE, "")
+    return (f"{VARIABLE} names {path}, whose block sizes replace shipped ones",) if path else ()
 
 
 def document(table: Table, arch: str, made: Mapping[str, object]) -> dict[str, object]:
@@ -159,6 +168,9 @@ def _config(
             raise TableError(f"{path}: {block} of {name} is {value}, expected {_shown(block)}")
     if evict not in ("", "evict_first"):
         raise TableError(f"{path}: evict of {name} is {evict!r}, expected '' or 'evict_first'")
+    if registers > MOST_REGISTERS:
+        most = f"at most {MOST_REGISTERS}, and 0 for no limit"
+        raise TableError(f"{path}: registers of {name} is {registers}, expected {most}")
     if registers and not arch.startswith("sm_"):
         raise TableError(f"{path}: {name} has registers {registers}, which {arch} cannot limit; 0")
     config = Config(dict(blocks), warps, stages, evict, registers)
