@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ MOST_REGISTERS: Final = 255
 """What a thread can have at most."""
 
 LOGGER: Final = "hal.triton"
-_FIELDS: Final = ("up_to", "blocks", "warps", "stages", "evict", "registers")
+_FIELDS: Final = ("up_to", *(field.name for field in fields(Config)))
 _LATER: Final = {"registers": 0}
 """Fields that files before them lack."""
 _CHOICES: Final[Mapping[str, Sequence[int]]] = {"CONSUMERS": (1, 2), "PREPARED": (0, 1)}
@@ -97,15 +98,8 @@ def _limit(limit: float) -> str:
 
 def _plain(limit: float, config: Config) -> dict[str, object]:
     up_to = None if limit == UNBOUNDED else int(limit)
-    values = (
-        up_to,
-        dict(config.blocks),
-        config.warps,
-        config.stages,
-        config.evict,
-        config.registers,
-    )
-    return dict(zip(_FIELDS, values, strict=True))
+    held = {field: getattr(config, field) for field in _FIELDS[1:]}
+    return {"up_to": up_to, **held, "blocks": dict(config.blocks)}
 
 
 def _entry(
@@ -172,6 +166,8 @@ def _config(
         most = f"at most {MOST_REGISTERS}, and 0 for no limit"
         raise TableError(f"{path}: registers of {name} is {registers}, expected {most}")
     if registers and not arch.startswith("sm_"):
-        raise TableError(f"{path}: {name} has registers {registers}, which {arch} cannot limit; 0")
+        raise TableError(
+            f"{path}: {name} has registers {registers}, which {arch} cannot limit; give 0"
+        )
     config = Config(dict(blocks), warps, stages, evict, registers)
     return (UNBOUNDED if up_to is None else up_to), config
