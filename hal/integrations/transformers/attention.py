@@ -74,8 +74,7 @@ class KvStore:
     ) -> tuple[Tensor, Tensor]:
         """Store `[KV heads, L, D]` from position `start`; views of all positions up to there."""
         end = start + keys.shape[1]
-        if end > self.max_len:
-            raise no_room(slot, end, self.max_len)
+        check_room(slot, end, self.max_len)
         entry = self._entries.get((call, slot))
         if entry is not None and start < entry.shared:
             entry = entry.first(start)
@@ -118,9 +117,10 @@ class KvStore:
         return new
 
 
-def no_room(slot: int, tokens: int, most: int) -> HalError:
-    """The error of a slot whose keys and values would be more than it has room for."""
-    return HalError(f"kv: slot {slot} would hold {tokens} tokens, at most {most} fit")
+def check_room(slot: int, tokens: int, most: int) -> None:
+    """Refuse keys and values of more tokens than a slot has room for."""
+    if tokens > most:
+        raise HalError(f"kv: slot {slot} would hold {tokens} tokens, at most {most} fit")
 
 
 def spans(batch: Batch) -> Iterator[tuple[int, slice]]:

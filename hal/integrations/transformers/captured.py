@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from hal.errors import HalError, StepOrderError
-from hal.integrations.transformers.attention import no_room
+from hal.integrations.transformers.attention import check_room
 from hal.runtime.batch import NO_SLOT, Batch, Mode
 from hal.runtime.pool import RESERVED
 
@@ -85,8 +85,7 @@ class FixedKv:
     ) -> tuple[Tensor, Tensor]:
         """Store `[KV heads, L, D]` from position `start`; views of all positions up to there."""
         end = start + keys.shape[1]
-        if end > self.max_len:
-            raise no_room(slot, end, self.max_len)
+        check_room(slot, end, self.max_len)
         own = [each[slot] for each in self._of(call, keys, values)]
         for held, new in zip(own, (keys, values), strict=True):
             held[:, start:end] = new
@@ -192,8 +191,8 @@ class Decodes:
     def _check_room(self, batch: Batch) -> None:
         """Refuse a position that keys and values have no place for; a record never looks at it."""
         for slot, start in zip(batch.dst, batch.start, strict=False):  # checked behind it
-            if slot >= 0 and start >= self.max_len:
-                raise no_room(slot, start + 1, self.max_len)
+            if slot >= 0:
+                check_room(slot, start + 1, self.max_len)
 
     def _rows_of(self, rows: int) -> int:
         """The next power of two, or as many as the backend was built for, of one token each."""
