@@ -1,6 +1,7 @@
 """Classes of the Hopper tuner time the entry that they are of, and candidates are what is run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from hal_cuda.tables import table
 from hal_triton.tune.classes import Class
 from hal_triton.tune.tuner import TritonTrials, TritonTuner
 from hal_triton.tuning import Config
-from hopper.emulator import emulated
+from hopper.emulator import Emulator, emulated
 
 TUNER = hopper.TUNER
 assert isinstance(TUNER, TritonTuner)
@@ -88,13 +89,20 @@ def test_every_guard_reads_the_same_entry(each: Class) -> None:
                 found.run_shipped()
 
 
-@pytest.mark.parametrize(("each", "config"), EACH, ids=str)
-def test_a_candidate_is_what_is_run(each: Class, config: Config) -> None:
+@contextmanager
+def after(each: Class, config: Config) -> Iterator[Emulator]:
+    """The device after a candidate was found right, with what that launched alone."""
     with emulated() as device:
         found = trials(each)
         found.run_shipped()
         device.forms.clear()
         assert found.fault(config) == ""
+        yield device
+
+
+@pytest.mark.parametrize(("each", "config"), EACH, ids=str)
+def test_a_candidate_is_what_is_run(each: Class, config: Config) -> None:
+    with after(each, config) as device:
         assert {made.consumers for made in device.variants} == {config.blocks["CONSUMERS"]}
         wanted = each.name == CHANNEL_TABLE or bool(config.blocks.get("PREPARED"))
         assert {made.prepared for made in device.variants} == {wanted}
@@ -103,11 +111,7 @@ def test_a_candidate_is_what_is_run(each: Class, config: Config) -> None:
 @pytest.mark.parametrize(("each", "config"), EACH, ids=str)
 def test_what_a_sweep_may_choose_is_compiled_before_a_capture(each: Class, config: Config) -> None:
     """Of guards too, which are the other gates that layers of models have."""
-    with emulated() as device:
-        found = trials(each)
-        found.run_shipped()
-        device.forms.clear()
-        assert found.fault(config) == ""
+    with after(each, config) as device:
         assert device.forms
         assert set(device.forms) <= {form for variant in COMMON for form in variant.forms()}
 
